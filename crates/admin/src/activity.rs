@@ -91,14 +91,14 @@ pub struct Times {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Devices {
     /// The cache device, for all of its volumes.
-    pub cache: Device,
+    pub cache: DeviceActivity,
     /// The origin.
-    pub origin: Device,
+    pub origin: DeviceActivity,
 }
 
 /// Operations on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Device {
+pub struct DeviceActivity {
     /// Reads.
     pub read: Operations,
     /// Writes.
@@ -251,7 +251,7 @@ fn activity(report: &VolumeReport, earlier: Option<&VolumeReport>, seconds: f64)
     }
 }
 
-fn device(now: &DeviceReport, then: &DeviceReport, seconds: f64) -> Device {
+fn device(now: &DeviceReport, then: &DeviceReport, seconds: f64) -> DeviceActivity {
     let operations = |now: &OpReport, then: &OpReport| {
         let latency = Times::of(now.latency.since(&then.latency));
         Operations {
@@ -261,7 +261,7 @@ fn device(now: &DeviceReport, then: &DeviceReport, seconds: f64) -> Device {
             latency,
         }
     };
-    Device {
+    DeviceActivity {
         read: operations(&now.read, &then.read),
         write: operations(&now.write, &then.write),
         sync: operations(&now.sync, &then.sync),

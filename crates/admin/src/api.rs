@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::curve::CurveReport;
-use crate::endpoint::{Answer, Endpoint, Nothing, Parameter};
+use crate::endpoint::{Endpoint, Nothing, Parameter, ResponseKind};
 use crate::lost::LostReport;
 use crate::operation::OperationList;
 use crate::profiles::ProfileList;
@@ -48,10 +48,10 @@ pub static METRICS: Get<(), String> = Endpoint::get(
     "Metrics of the daemon and of all volumes, as OpenMetrics, or as the older text of Prometheus for clients \
      that accept only that.",
 )
-.answered(Answer::Metrics);
+.answered(ResponseKind::Metrics);
 
 pub static OPENAPI: Get<(), Value> =
-    Endpoint::get("/v1/openapi.json", "This document.").answered(Answer::Document);
+    Endpoint::get("/v1/openapi.json", "This document.").answered(ResponseKind::Document);
 
 pub static DAEMON: Get<(), DaemonReport> = Endpoint::get("/v1/daemon", "The state of the daemon.");
 
@@ -59,7 +59,7 @@ pub static HAND_OVER: Endpoint<(), HandOverRequest, DaemonReport> = Endpoint::po
     "/v1/daemon/hand-over",
     "Replace the program of the daemon without disconnecting clients.",
 )
-.answered(Answer::Accepted);
+.answered(ResponseKind::Accepted);
 
 pub static MEMORY: Get<(), DaemonMemory> =
     Endpoint::get("/v1/memory", "The daemon's memory limit and its use.");
@@ -73,7 +73,7 @@ pub static EVENTS: Get<(), EventList> = Endpoint::get(
      server-sent events whose id is the number of the event; Last-Event-ID is understood.",
 )
 .query(EVENT_QUERY)
-.answered(Answer::Events);
+.answered(ResponseKind::Events);
 
 pub static LOG: Get<(), LogReport> =
     Endpoint::get("/v1/log", "The latest lines of the daemon's log.");
@@ -114,7 +114,7 @@ pub static TRACE: Get<VolumeName, String> = Endpoint::get(
      of requests that were left out, and the seconds; a trace without this line is incomplete.",
 )
 .query(TRACE_QUERY)
-.answered(Answer::Trace);
+.answered(ResponseKind::Trace);
 
 pub static LOST: Get<VolumeName, LostReport> = Endpoint::get(
     "/v1/volumes/{name}/lost",
@@ -170,7 +170,8 @@ pub static OPERATIONS: Get<(), OperationList> =
     Endpoint::get("/v1/operations", "All operations that the daemon remembers.");
 
 pub static OPERATION: Get<OperationId, Operation> =
-    Endpoint::get("/v1/operations/{id}", "The state of one operation.").answered(Answer::Operation);
+    Endpoint::get("/v1/operations/{id}", "The state of one operation.")
+        .answered(ResponseKind::Operation);
 
 pub static CANCEL: Endpoint<OperationId, Nothing, Operation> =
     Endpoint::ask("/v1/operations/{id}/cancel", "Ask the operation to cancel.");

@@ -89,7 +89,7 @@ pub struct DeclarationError {
 /// # Errors
 /// It is not TOML, or has an unknown or duplicate key or a bad value; with the line and the key.
 pub fn parse(text: &str) -> Result<Vec<Declared>, DeclarationError> {
-    let text = Text(text);
+    let text = DeclarationText(text);
     let document = DeTable::parse(text.0).map_err(|error| text.broken(&error))?;
     let mut volumes = Vec::new();
     for (key, value) in document.get_ref() {
@@ -116,9 +116,9 @@ pub fn parse(text: &str) -> Result<Vec<Declared>, DeclarationError> {
 }
 
 /// The text of a declaration, for the places of errors.
-struct Text<'a>(&'a str);
+struct DeclarationText<'a>(&'a str);
 
-impl Text<'_> {
+impl DeclarationText<'_> {
     fn line(&self, at: usize) -> usize {
         let before = self.0.as_bytes().get(..at).unwrap_or(self.0.as_bytes());
         1 + before.iter().filter(|byte| **byte == b'\n').count()

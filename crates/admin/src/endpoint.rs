@@ -18,7 +18,7 @@ pub fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
 
 /// The answer to a request that succeeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum ResponseKind {
     /// JSON with status 200.
     Json,
     /// JSON with status 202.
@@ -57,7 +57,7 @@ pub struct About {
     /// empty object.
     pub body: Option<(SchemaOf, bool)>,
     /// The form of the answer.
-    pub answer: Answer,
+    pub answer: ResponseKind,
     /// The schema of the answer as JSON.
     pub answer_schema: SchemaOf,
 }
@@ -156,7 +156,7 @@ impl<A: Argument, Q, R> Endpoint<A, Q, R> {
         self
     }
 
-    pub(crate) const fn answered(mut self, answer: Answer) -> Self {
+    pub(crate) const fn answered(mut self, answer: ResponseKind) -> Self {
         self.about.answer = answer;
         self
     }
@@ -165,7 +165,7 @@ impl<A: Argument, Q, R> Endpoint<A, Q, R> {
 impl<A, Q, R: JsonSchema> Endpoint<A, Q, R> {
     const fn new(method: &'static str, path: &'static str, summary: &'static str) -> Self {
         let (query, body): (&[_], _) = (&[], None);
-        let (answer, answer_schema): (_, SchemaOf) = (Answer::Json, of::<R>);
+        let (answer, answer_schema): (_, SchemaOf) = (ResponseKind::Json, of::<R>);
         let about = About { method, path, summary, query, body, answer, answer_schema };
         Endpoint { about, absent: None, types: PhantomData }
     }
@@ -191,7 +191,7 @@ impl<A, Q: JsonSchema, R: JsonSchema> Endpoint<A, Q, R> {
 impl<A, Q: JsonSchema> Endpoint<A, Q, Operation> {
     pub(crate) const fn operate(path: &'static str, summary: &'static str) -> Self {
         let mut endpoint = Endpoint::post(path, summary);
-        endpoint.about.answer = Answer::Operation;
+        endpoint.about.answer = ResponseKind::Operation;
         endpoint
     }
 }
@@ -210,7 +210,7 @@ impl<A> Endpoint<A, Nothing, Operation> {
     /// It has no parameters.
     pub(crate) const fn ask(path: &'static str, summary: &'static str) -> Self {
         let mut endpoint = Endpoint::get(path, summary);
-        (endpoint.about.method, endpoint.about.answer) = ("POST", Answer::Operation);
+        (endpoint.about.method, endpoint.about.answer) = ("POST", ResponseKind::Operation);
         endpoint
     }
 }

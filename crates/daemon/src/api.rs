@@ -32,7 +32,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::http::Content;
+    use crate::http::ResponseBody;
     use crate::state::State;
     use crate::testing::FakeHost;
     use crate::volumes::Programs;
@@ -63,7 +63,7 @@ mod tests {
                 body: body.as_bytes().to_vec(),
             };
             let answer = answer(&self.volumes, &request);
-            let Content::Whole(body) = answer.body else { panic!("{target} has no end") };
+            let ResponseBody::Whole(body) = answer.body else { panic!("{target} has no end") };
             (answer.status, serde_json::from_slice(&body).expect("always JSON"))
         }
 

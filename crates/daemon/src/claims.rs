@@ -15,7 +15,7 @@ use crate::planted::{self, PlantedBug};
 
 /// Use of the devices of a volume by an operation.
 #[derive(Clone, Debug)]
-struct Use {
+struct DeviceUse {
     verb: &'static str,
     volume: Definition,
     /// Whether it may format the cache device.
@@ -23,32 +23,32 @@ struct Use {
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    uses: BTreeMap<u64, Use>,
+struct ClaimTable {
+    uses: BTreeMap<u64, DeviceUse>,
     last: u64,
 }
 
 /// All claims of a daemon.
 #[derive(Debug, Default)]
-pub(crate) struct Claims(Mutex<Table>);
+pub(crate) struct Claims(Mutex<ClaimTable>);
 
 /// The claim of one operation, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct OperationClaim {
     all: Arc<Claims>,
     number: u64,
 }
 
-impl Claimed for Claim {}
+impl Claimed for OperationClaim {}
 
-impl Drop for Claim {
+impl Drop for OperationClaim {
     fn drop(&mut self) {
         self.all.table().uses.remove(&self.number);
     }
 }
 
 impl Claims {
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ClaimTable> {
         self.0.lock()
     }
 
@@ -58,10 +58,10 @@ impl Claims {
         self.table().uses.is_empty()
     }
 
-    fn insert(self: &Arc<Self>, table: &mut Table, own: Use) -> Claim {
+    fn insert(self: &Arc<Self>, table: &mut ClaimTable, own: DeviceUse) -> OperationClaim {
         table.last += 1;
         table.uses.insert(table.last, own);
-        Claim { all: self.clone(), number: table.last }
+        OperationClaim { all: self.clone(), number: table.last }
     }
 
     /// Returns the verb of an operation that was given up, and still uses the devices of a volume,
@@ -78,8 +78,12 @@ impl Claims {
 
     /// Claims the devices of a stored volume. No other stored volume has them, and a new one is
     /// checked against this.
-    pub(crate) fn stored(self: &Arc<Self>, verb: &'static str, volume: &Definition) -> Claim {
-        let own = Use { verb, volume: volume.clone(), formats: false };
+    pub(crate) fn stored(
+        self: &Arc<Self>,
+        verb: &'static str,
+        volume: &Definition,
+    ) -> OperationClaim {
+        let own = DeviceUse { verb, volume: volume.clone(), formats: false };
         self.insert(&mut self.table(), own)
     }
 
@@ -93,8 +97,8 @@ impl Claims {
         verb: &'static str,
         volume: &Definition,
         existing: Existing,
-    ) -> Result<Claim, ApiError> {
-        let own = Use { verb, volume: volume.clone(), formats: existing != Existing::Join };
+    ) -> Result<OperationClaim, ApiError> {
+        let own = DeviceUse { verb, volume: volume.clone(), formats: existing != Existing::Join };
         loop {
             let (seen, uses) = {
                 let table = self.table();
@@ -120,7 +124,7 @@ impl Claims {
 }
 
 /// Returns the field and the device of a new volume that another operation uses.
-fn conflict<'a>(own: &'a Use, other: &Use) -> Option<(&'static str, &'a str)> {
+fn conflict<'a>(own: &'a DeviceUse, other: &DeviceUse) -> Option<(&'static str, &'a str)> {
     let (new, volume) = (&own.volume, &other.volume);
     let same = preflight::same_device;
     let may_format = own.formats || other.formats;

@@ -37,7 +37,7 @@ const STEP: Duration = Duration::from_millis(2);
 
 /// The content that was found on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Content {
+pub struct DeviceContent {
     /// Marks of other systems.
     pub marks: Vec<Mark>,
     /// Whether all that was read is the pattern of a device that nothing was written to.
@@ -46,7 +46,7 @@ pub struct Content {
     fingerprint: u128,
 }
 
-impl Content {
+impl DeviceContent {
     /// Looks at a device of `size` bytes: at its edges, at samples in between, and at the bytes at
     /// `runs`. `read` returns bytes at an offset; both are multiples of the device's logical block.
     /// `marks` finds marks; `None`: it cannot, and the usual ones are looked for in the first
@@ -79,7 +79,7 @@ impl Content {
             }
         }
         let marks = marks().unwrap_or_else(|| signature::named(&head).into_iter().collect());
-        Ok(Content { marks, blank, fingerprint: digest.value() })
+        Ok(DeviceContent { marks, blank, fingerprint: digest.value() })
     }
 
     /// Describes it, to follow "it holds".
@@ -189,12 +189,12 @@ mod tests {
     use super::*;
 
     /// Looks at these bytes, without libblkid.
-    fn look(bytes: &[u8], runs: &[u64]) -> Content {
+    fn look(bytes: &[u8], runs: &[u64]) -> DeviceContent {
         let read = |at: u64, len: usize| {
             let from = usize::try_from(at).expect("small");
             Ok::<_, ()>(bytes[from..from + len].to_vec())
         };
-        Content::look(bytes.len() as u64, runs, || None, read).expect("readable")
+        DeviceContent::look(bytes.len() as u64, runs, || None, read).expect("readable")
     }
 
     #[test]
@@ -257,7 +257,7 @@ mod tests {
             uuid: None,
             offset: 1080,
         };
-        let content = |marks| Content { marks, blank: false, fingerprint: 0 };
+        let content = |marks| DeviceContent { marks, blank: false, fingerprint: 0 };
         let said = content(vec![mark("a\nb\u{1b}[2J")]).describe();
         assert_eq!(said, "an ext4 filesystem labelled 'a b [2J'");
         let many = content(vec![mark("a"); 6]).describe();

@@ -53,23 +53,23 @@ impl DeviceName {
     /// Resolves the name to the bytes behind it; `None` for RAM. Asks no other machine.
     ///
     /// # Errors
-    /// As [`Place::of`], except that a file with a given size may be missing.
-    pub fn place(&self, field: &str) -> Result<Option<Place>, ApiError> {
+    /// As [`DeviceKey::of`], except that a file with a given size may be missing.
+    pub fn place(&self, field: &str) -> Result<Option<DeviceKey>, ApiError> {
         if let Some(name) = &self.remote {
-            return Ok(Some(Place::Remote(name.clone())));
+            return Ok(Some(DeviceKey::Remote(name.clone())));
         }
         let Some(path) = &self.path else { return Ok(None) };
         let absent = || matches!(path.try_exists(), Ok(false));
         if self.sized && absent() {
-            return Ok(Some(Place::Planned(path.clone())));
+            return Ok(Some(DeviceKey::Planned(path.clone())));
         }
-        Place::of(field, path).map(Some)
+        DeviceKey::of(field, path).map(Some)
     }
 }
 
 /// The bytes behind a path, independent of its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum DeviceKey {
     /// A file that will be created.
     Planned(PathBuf),
     /// A regular file: filesystem and inode number.
@@ -87,7 +87,7 @@ pub enum Place {
     },
 }
 
-impl Place {
+impl DeviceKey {
     /// Resolves a path.
     ///
     /// # Errors
@@ -103,10 +103,10 @@ impl Place {
         })?;
         let kind = metadata.file_type();
         if kind.is_file() {
-            return Ok(Place::File(metadata.dev(), metadata.ino()));
+            return Ok(DeviceKey::File(metadata.dev(), metadata.ino()));
         }
         if kind.is_block_device() {
-            return Ok(Place::block(&metadata));
+            return Ok(DeviceKey::block(&metadata));
         }
         let what = match () {
             () if kind.is_dir() => "a directory",
@@ -133,25 +133,24 @@ impl Place {
             .ok()
             .and_then(|path| fs::metadata(path.trim_end_matches('\n')).ok())
             .map(|file| (file.dev(), file.ino()));
-        Place::Block { number, whole, backing }
+        DeviceKey::Block { number, whole, backing }
     }
 
     /// Whether the two share bytes, as far as names can show.
-    pub fn overlaps(&self, other: &Place) -> bool {
+    pub fn overlaps(&self, other: &DeviceKey) -> bool {
         match (self, other) {
-            (Place::File(..), Place::File(..)) | (Place::Planned(_), Place::Planned(_)) => {
-                self == other
-            }
-            (Place::Remote(one), Place::Remote(other)) => one.is_same(other),
-            (Place::Remote(_), _) | (_, Place::Remote(_)) => false,
-            (Place::Planned(_), _) | (_, Place::Planned(_)) => false,
-            (Place::File(device, inode), Place::Block { backing, .. })
-            | (Place::Block { backing, .. }, Place::File(device, inode)) => {
+            (DeviceKey::File(..), DeviceKey::File(..))
+            | (DeviceKey::Planned(_), DeviceKey::Planned(_)) => self == other,
+            (DeviceKey::Remote(one), DeviceKey::Remote(other)) => one.is_same(other),
+            (DeviceKey::Remote(_), _) | (_, DeviceKey::Remote(_)) => false,
+            (DeviceKey::Planned(_), _) | (_, DeviceKey::Planned(_)) => false,
+            (DeviceKey::File(device, inode), DeviceKey::Block { backing, .. })
+            | (DeviceKey::Block { backing, .. }, DeviceKey::File(device, inode)) => {
                 *backing == Some((*device, *inode))
             }
             (
-                Place::Block { number, whole, backing },
-                Place::Block { number: other, whole: other_whole, backing: other_backing },
+                DeviceKey::Block { number, whole, backing },
+                DeviceKey::Block { number: other, whole: other_whole, backing: other_backing },
             ) => {
                 number == other
                     || *whole == Some(*other)
@@ -224,7 +223,7 @@ mod tests {
             assert_eq!((device.text.as_str(), device.path.as_deref()), (text, path.map(Path::new)));
         }
         let planned = DeviceName::parse("origin", "/nonexistent,size=1G").expect("good");
-        let place = Place::Planned(PathBuf::from("/nonexistent"));
+        let place = DeviceKey::Planned(PathBuf::from("/nonexistent"));
         assert_eq!(planned.place("origin"), Ok(Some(place)));
         assert!(
             DeviceName::parse("origin", "/nonexistent").expect("good").place("origin").is_err()
@@ -274,25 +273,25 @@ mod tests {
         fs::write(&other, "x").expect("writable");
         std::os::unix::fs::symlink(&file, &link).expect("writable");
         fs::hard_link(&file, &hard).expect("writable");
-        let place = |path: &Path| Place::of("origin", path).expect("a file");
+        let place = |path: &Path| DeviceKey::of("origin", path).expect("a file");
         assert!(place(&file).overlaps(&place(&link)) && place(&hard).overlaps(&place(&file)));
         assert!(!place(&file).overlaps(&place(&other)));
         for bad in [dir.path(), Path::new("/dev/null"), Path::new("/nonexistent")] {
-            let error = Place::of("origin", bad).expect_err("no device");
+            let error = DeviceKey::of("origin", bad).expect_err("no device");
             assert_eq!(error.kind, ErrorKind::Invalid, "{error}");
         }
     }
 
     #[test]
     fn partitions_overlap_their_disk_and_loops_their_file() {
-        let block = |number, whole, backing| Place::Block { number, whole, backing };
+        let block = |number, whole, backing| DeviceKey::Block { number, whole, backing };
         let disk = block(16, None, None);
         let (one, two) = (block(17, Some(16), None), block(18, Some(16), None));
         let looped = block(7, None, Some((1, 2)));
         assert!(disk.overlaps(&one) && two.overlaps(&disk) && one.overlaps(&one));
         assert!(!one.overlaps(&two) && !disk.overlaps(&looped));
-        assert!(looped.overlaps(&Place::File(1, 2)) && Place::File(1, 2).overlaps(&looped));
+        assert!(looped.overlaps(&DeviceKey::File(1, 2)) && DeviceKey::File(1, 2).overlaps(&looped));
         assert!(looped.overlaps(&block(8, None, Some((1, 2)))));
-        assert!(!looped.overlaps(&Place::File(1, 3)));
+        assert!(!looped.overlaps(&DeviceKey::File(1, 3)));
     }
 }

@@ -13,11 +13,11 @@ use forebay_lane::MemoryBudget;
 
 use crate::api;
 use crate::hand_over::Items;
-use crate::host::{self, Opener, Parts, Records};
-use crate::http::{Content, HttpRequest};
-use crate::notify::{Ending, ServiceManager};
+use crate::host::{self, DaemonRecords, DataPathParts, Opener};
+use crate::http::{HttpRequest, ResponseBody};
+use crate::notify::{ServiceManager, ShutdownProgress};
 use crate::raw_names::RawNames;
-use crate::signals::{End, StopRequest};
+use crate::signals::{EndRequest, StopRequest};
 use crate::state::State;
 use crate::volumes::{Programs, Volumes};
 
@@ -41,7 +41,7 @@ pub struct Environment {
 
 /// An answer of the admin API.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
+pub struct ApiResponse {
     /// The HTTP status.
     pub status: u16,
     /// The body; null if it is not JSON.
@@ -63,13 +63,13 @@ impl Embedded {
         let Environment { front_ends, opener, lanes, .. } = environment;
         let state = State::go_on(&environment.state_dir, environment.state_lock)?;
         let memory = Arc::new(MemoryBudget::new(environment.memory_limit));
-        let ending = Arc::new(Ending::new(&ServiceManager::default()));
-        let host = host::open(Parts {
+        let ending = Arc::new(ShutdownProgress::new(&ServiceManager::default()));
+        let host = host::open(DataPathParts {
             lanes,
             front_ends: &front_ends,
             raw: &[],
             opener,
-            records: Records::open(&state)?,
+            records: DaemonRecords::open(&state)?,
             memory: &memory,
             ending: &ending,
         })?;
@@ -93,7 +93,7 @@ impl Embedded {
     }
 
     /// Answers a request of the admin API, such as `POST` to `/v1/volumes/v/stop`. May wait.
-    pub fn ask(&self, method: &str, target: &str, body: &serde_json::Value) -> Answer {
+    pub fn ask(&self, method: &str, target: &str, body: &serde_json::Value) -> ApiResponse {
         let request = HttpRequest {
             method: method.to_owned(),
             target: target.to_owned(),
@@ -103,10 +103,10 @@ impl Embedded {
         };
         let answer = api::answer(&self.volumes, &request);
         let body = match answer.body {
-            Content::Whole(text) => serde_json::from_slice(&text).unwrap_or_default(),
-            Content::Events(_) | Content::Trace(_) => serde_json::Value::Null,
+            ResponseBody::Whole(text) => serde_json::from_slice(&text).unwrap_or_default(),
+            ResponseBody::Events(_) | ResponseBody::Trace(_) => serde_json::Value::Null,
         };
-        Answer { status: answer.status, body }
+        ApiResponse { status: answer.status, body }
     }
 
     /// Stores the positions of the caches, as every daemon does every few seconds.
@@ -119,7 +119,7 @@ impl Embedded {
     /// # Errors
     /// Something did not stop cleanly.
     pub fn shut_down(&self) -> Result<(), ApiError> {
-        self.stop.ask(End::Stop);
+        self.stop.ask(EndRequest::Stop);
         self.volumes.shut_down()
     }
 

@@ -109,7 +109,7 @@ impl Recent {
 }
 
 /// Work of the thread that writes.
-enum Job {
+enum WriterJob {
     Write(Vec<u8>),
     /// Answers when everything before has been written, or could not be.
     Answer(SyncSender<()>),
@@ -121,7 +121,7 @@ pub(crate) struct Events {
     /// Numbers of recorded events, by kind in the order of their declaration.
     counts: Vec<AtomicU64>,
     newest: watch::Sender<EventId>,
-    jobs: SyncSender<Job>,
+    jobs: SyncSender<WriterJob>,
     followers: Arc<Semaphore>,
 }
 
@@ -161,7 +161,7 @@ impl Events {
         line.push(b'\n');
         recent.push(line.len(), event);
         // With the list locked, so that the file has them in the same order.
-        if let Err(TrySendError::Full(_)) = self.jobs.try_send(Job::Write(line)) {
+        if let Err(TrySendError::Full(_)) = self.jobs.try_send(WriterJob::Write(line)) {
             tracing::warn!("an event is not kept: {QUEUE} others wait for the state directory");
         }
         drop(recent);
@@ -200,18 +200,18 @@ impl Events {
     /// Waits until all recorded events are written, or cannot be, at most for `patience`.
     pub(crate) fn settle(&self, patience: Duration) {
         let (tell, told) = sync_channel(1);
-        if self.jobs.try_send(Job::Answer(tell)).is_ok() {
+        if self.jobs.try_send(WriterJob::Answer(tell)).is_ok() {
             let _ = told.recv_timeout(patience);
         }
     }
 }
 
 /// Writes until there is nothing more to come.
-fn write_all(mut file: EventFile, todo: &Receiver<Job>) {
+fn write_all(mut file: EventFile, todo: &Receiver<WriterJob>) {
     loop {
         match todo.recv_timeout(RETRY) {
-            Ok(Job::Write(line)) => file.add(line),
-            Ok(Job::Answer(tell)) => {
+            Ok(WriterJob::Write(line)) => file.add(line),
+            Ok(WriterJob::Answer(tell)) => {
                 file.write();
                 let _ = tell.send(());
             }

@@ -20,7 +20,7 @@ pub enum Fault {
 
 /// A step of the replacement of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum ReplacementStep {
     Write,
     Sync,
 }
@@ -30,7 +30,7 @@ pub(crate) enum Step {
 /// # Errors
 /// The step fails.
 #[cfg_attr(not(any(test, feature = "faults")), expect(unused_variables))]
-pub(crate) fn check(dir: &Path, step: Step) -> io::Result<()> {
+pub(crate) fn check(dir: &Path, step: ReplacementStep) -> io::Result<()> {
     #[cfg(any(test, feature = "faults"))]
     planted::check(dir, step)?;
     Ok(())
@@ -44,7 +44,7 @@ mod planted {
 
     use parking_lot::Mutex;
 
-    use super::{Fault, Step};
+    use super::{Fault, ReplacementStep};
 
     /// Interval at which a write that hangs checks whether the fault has been removed.
     const LOOK: Duration = Duration::from_millis(20);
@@ -63,13 +63,15 @@ mod planted {
         planted.iter().find(|(planted, _)| dir.starts_with(planted)).map(|(_, fault)| *fault)
     }
 
-    pub(super) fn check(dir: &Path, step: Step) -> io::Result<()> {
+    pub(super) fn check(dir: &Path, step: ReplacementStep) -> io::Result<()> {
         while of(dir) == Some(Fault::Hangs) {
             forebay_threads::sleep(LOOK);
         }
         match (of(dir), step) {
-            (Some(Fault::Full), Step::Write) => Err(io::ErrorKind::StorageFull.into()),
-            (Some(Fault::NotSynced), Step::Sync) => Err(io::Error::other("told to fail")),
+            (Some(Fault::Full), ReplacementStep::Write) => Err(io::ErrorKind::StorageFull.into()),
+            (Some(Fault::NotSynced), ReplacementStep::Sync) => {
+                Err(io::Error::other("told to fail"))
+            }
             _ => Ok(()),
         }
     }

@@ -20,7 +20,7 @@ use super::afterlife::outlasting;
 use super::hand_over::Items;
 use super::host::{DISMISSAL, RawExport};
 use super::host_api::Host;
-use super::kept::Kept;
+use super::kept::FdStore;
 use super::state::State;
 use crate::paths::socket_error;
 
@@ -205,7 +205,7 @@ pub(crate) fn claim(
     let mut all: Vec<Arc<dyn FrontEnd>> = vec![Arc::new(nbd), Arc::new(vhost_user)];
     if let Some(dir) = &options.export_dir {
         let files = left(FrontEndKind::Fuse);
-        let store = Kept::from_env().map(|kept| -> Arc<dyn DescriptorStore> { Arc::new(kept) });
+        let store = FdStore::from_env().map(|kept| -> Arc<dyn DescriptorStore> { Arc::new(kept) });
         let io_uring = options.fuse_io_uring;
         let keeping = (store, identify());
         let marks = (&*state.dir().join("fuse"), &*options.fuse_names);

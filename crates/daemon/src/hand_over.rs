@@ -45,7 +45,7 @@ pub(crate) type Items = BTreeMap<String, Vec<HandedOver>>;
 
 /// The parts that the previous program of this process has handed over.
 #[derive(Default)]
-pub(crate) struct Inherited {
+pub(crate) struct InheritedParts {
     /// Number of programs before this one in this process; 0: nothing was handed over.
     pub(crate) hand_overs: u64,
     /// The admin socket and the lock of its path.
@@ -70,7 +70,7 @@ pub(crate) struct LeftSocket {
 }
 
 /// The parts that this program hands over.
-pub(crate) struct Left {
+pub(crate) struct HandOverParts {
     /// Number of programs in this process before the next one, without the present one.
     pub(crate) hand_overs: u64,
     pub(crate) socket: LeftSocket,
@@ -127,8 +127,8 @@ fn from_hex(text: &str) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// The list cannot be read: clients are disconnected, and nothing else is lost.
-pub(crate) fn inherited() -> Result<Inherited, ApiError> {
-    let Some(number) = std::env::var_os(VARIABLE) else { return Ok(Inherited::default()) };
+pub(crate) fn inherited() -> Result<InheritedParts, ApiError> {
+    let Some(number) = std::env::var_os(VARIABLE) else { return Ok(InheritedParts::default()) };
     read(&number).map_err(|error| {
         ApiError::failed(format!(
             "the list of items from the previous program cannot be read: {error}"
@@ -136,7 +136,7 @@ pub(crate) fn inherited() -> Result<Inherited, ApiError> {
     })
 }
 
-fn read(number: &OsStr) -> io::Result<Inherited> {
+fn read(number: &OsStr) -> io::Result<InheritedParts> {
     let number = number.to_str().and_then(|number| number.parse().ok());
     let mut file = File::from(inherit(number.unwrap_or(-1))?);
     let mut text = String::new();
@@ -164,7 +164,7 @@ fn read(number: &OsStr) -> io::Result<Inherited> {
     let memory_limit = Some(list.memory_limit);
     let state_lock = Some(inherit(list.state_lock)?);
     let List { hand_overs, log_missing, .. } = list;
-    Ok(Inherited { hand_overs, socket, state_lock, memory_limit, log_missing, items })
+    Ok(InheritedParts { hand_overs, socket, state_lock, memory_limit, log_missing, items })
 }
 
 /// Returns the exit code for a command line that cannot be parsed: that of [`failed_start`] if this
@@ -228,7 +228,7 @@ pub(crate) fn check(program: &Path) -> Result<(), ApiError> {
 }
 
 /// The output of a program, and its success.
-struct Answer {
+struct ProgramOutput {
     succeeded: bool,
     out: String,
     err: String,
@@ -238,7 +238,7 @@ struct Answer {
 ///
 /// # Errors
 /// It cannot be executed, or does not end: a sentence.
-fn ask(program: &Path, arguments: &[OsString]) -> Result<Answer, String> {
+fn ask(program: &Path, arguments: &[OsString]) -> Result<ProgramOutput, String> {
     let mut child = Command::new(program)
         .args(arguments)
         // This process may have been handed over itself; that program is not.
@@ -262,7 +262,7 @@ fn ask(program: &Path, arguments: &[OsString]) -> Result<Answer, String> {
             }
         }
     };
-    Ok(Answer {
+    Ok(ProgramOutput {
         succeeded: status.success(),
         out: child.stdout.take().map(said).unwrap_or_default(),
         err: child.stderr.take().map(said).unwrap_or_default(),
@@ -290,7 +290,7 @@ pub(crate) fn own_program() -> io::Result<PathBuf> {
 
 /// Executes `program` in this process, with the arguments of the present one. Returns only if that
 /// is impossible; this program is executed anew then, if that is possible.
-pub(crate) fn execute(program: &Path, left: &Left) -> ApiError {
+pub(crate) fn execute(program: &Path, left: &HandOverParts) -> ApiError {
     let list = match write(left) {
         Ok(list) => list,
         Err(error) => return ApiError::failed(format!("nothing can be handed over: {error}")),
@@ -309,7 +309,7 @@ pub(crate) fn execute(program: &Path, left: &Left) -> ApiError {
 }
 
 /// Writes the list, and has everything in it left open.
-fn write(left: &Left) -> io::Result<OwnedFd> {
+fn write(left: &HandOverParts) -> io::Result<OwnedFd> {
     let leave = |descriptor: &OwnedFd| -> io::Result<RawFd> {
         fcntl_setfd(descriptor, FdFlags::empty())?;
         Ok(descriptor.as_raw_fd())
@@ -367,7 +367,8 @@ mod tests {
             identity: (3, 1 << 60),
         };
         let (memory_limit, log_missing) = (1 << 30, 7);
-        let left = Left { hand_overs: 4, socket, state_lock, memory_limit, log_missing, items };
+        let left =
+            HandOverParts { hand_overs: 4, socket, state_lock, memory_limit, log_missing, items };
         let list = write(&left).expect("writable");
         let number = list.as_raw_fd().to_string();
         // As if `execve` had taken them away without closing them.

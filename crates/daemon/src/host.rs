@@ -61,11 +61,11 @@ use forebay_settings::Settings;
 
 use super::block_lists::BlockLists;
 use super::events::Events;
-use super::host_api::{Condition, Count, Host, Identity, Reports};
+use super::host_api::{Condition, Count, Host, Reports, VolumeUuids};
 use super::known::Known;
-use super::ledger::Notes;
-use super::notify::Ending;
-use super::state::{Newest, State};
+use super::ledger::FileLedger;
+use super::notify::ShutdownProgress;
+use super::state::{NewestSettings, State};
 use super::work::Work;
 use crate::curve::Sizes;
 use crate::ring_remedy;
@@ -112,7 +112,7 @@ fn lanes_not_started(error: &std::io::Error) -> ApiError {
 }
 
 /// The parts of a daemon's data path.
-pub(crate) struct Parts<'a> {
+pub(crate) struct DataPathParts<'a> {
     /// Number of lanes, at least 1.
     pub(crate) lanes: u32,
     /// Front ends, which have claimed their addresses.
@@ -122,19 +122,19 @@ pub(crate) struct Parts<'a> {
     /// Opens devices.
     pub(crate) opener: Arc<dyn Opener>,
     /// Records of caches.
-    pub(crate) records: Records,
+    pub(crate) records: DaemonRecords,
     /// The memory limit.
     pub(crate) memory: &'a Arc<MemoryBudget>,
     /// Told of the progress of an end that takes long.
-    pub(crate) ending: &'a Arc<Ending>,
+    pub(crate) ending: &'a Arc<ShutdownProgress>,
 }
 
 /// Sets up lanes that serve through the front ends.
 ///
 /// # Errors
 /// A raw device cannot be opened, or the system has no threads or rings left.
-pub(crate) fn open(parts: Parts<'_>) -> Result<Arc<dyn Host>, ApiError> {
-    let Parts { lanes, front_ends, raw, opener, records, memory, ending } = parts;
+pub(crate) fn open(parts: DataPathParts<'_>) -> Result<Arc<dyn Host>, ApiError> {
+    let DataPathParts { lanes, front_ends, raw, opener, records, memory, ending } = parts;
     let devices = Devices::new(opener);
     let mut served: Vec<(String, Arc<dyn Device>)> = Vec::new();
     for export in raw {
@@ -164,29 +164,29 @@ pub(crate) fn open(parts: Parts<'_>) -> Result<Arc<dyn Host>, ApiError> {
 }
 
 /// Records that the daemon keeps beside the cache devices.
-pub(crate) struct Records {
+pub(crate) struct DaemonRecords {
     /// The positions of caches, which are checked and updated, and deleted volumes.
     known: Arc<Known>,
     /// The volumes.
-    newest: Newest,
+    newest: NewestSettings,
     /// Notes about dirty blocks.
-    notes: Arc<Notes>,
+    notes: Arc<FileLedger>,
     /// Lists of blocks.
     lists: Lists,
     /// Events.
     events: Arc<Events>,
 }
 
-impl Records {
+impl DaemonRecords {
     /// Opens the records of a daemon.
     ///
     /// # Errors
     /// A directory cannot be created, or the system has no threads left.
     pub(crate) fn open(state: &State) -> Result<Self, ApiError> {
-        Ok(Records {
+        Ok(DaemonRecords {
             known: state.known().clone(),
             newest: state.newest(),
-            notes: Arc::new(Notes::open(state.dir())?),
+            notes: Arc::new(FileLedger::open(state.dir())?),
             lists: Lists::open(state.dir())?,
             events: state.events().clone(),
         })
@@ -234,10 +234,10 @@ pub(crate) struct EngineHost {
     front_ends: Vec<Arc<dyn FrontEnd>>,
     lists: Lists,
     /// The settings that volumes of one cache share, as the state has them.
-    newest: Newest,
+    newest: NewestSettings,
     events: Arc<Events>,
     /// Told of the progress of an end that takes long.
-    ending: Arc<Ending>,
+    ending: Arc<ShutdownProgress>,
 }
 
 impl Reports for Arc<EngineHost> {
@@ -265,7 +265,7 @@ impl Reports for Arc<EngineHost> {
         self.served.recount(age);
     }
 
-    fn identity(&self, name: &VolumeName) -> Option<Identity> {
+    fn identity(&self, name: &VolumeName) -> Option<VolumeUuids> {
         self.served.get(name).ok()?.identity()
     }
 

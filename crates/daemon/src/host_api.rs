@@ -71,14 +71,14 @@ pub(crate) fn fresh_uuid() -> Uuid {
 
 /// The UUIDs of a volume and its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub(crate) struct VolumeUuids {
     /// The volume.
     pub(crate) volume: Uuid,
     /// Its cache.
     pub(crate) cache: Uuid,
 }
 
-impl Identity {
+impl VolumeUuids {
     /// Returns the identity that distinguishes the volume from others of its name, now and in the
     /// next process.
     pub(crate) fn told_apart(self) -> forebay_export::Identity {
@@ -261,7 +261,7 @@ impl Condition {
 /// A change of the cached blocks of a served volume. It never has to be undone, so it has no commit
 /// point: it ends between two blocks when its work is cancelled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Task {
+pub(crate) enum BlockTask {
     /// Writes all currently dirty blocks to the origin, and makes them durable there.
     Flush,
     /// Discards clean blocks from these tiers; data that only one tier has stays.
@@ -281,16 +281,16 @@ pub(crate) enum Task {
     Evict(Vec<ByteRange>),
 }
 
-impl Task {
+impl BlockTask {
     /// Returns the verb that operators know it by.
     pub(crate) fn verb(&self) -> &'static str {
         match self {
-            Task::Flush => "flush",
-            Task::Drop(_) => "drop",
-            Task::Prefetch | Task::Fill(_) => "prefetch",
-            Task::Pin(_) => "pin",
-            Task::Unpin(_) => "unpin",
-            Task::Evict(_) => "evict",
+            BlockTask::Flush => "flush",
+            BlockTask::Drop(_) => "drop",
+            BlockTask::Prefetch | BlockTask::Fill(_) => "prefetch",
+            BlockTask::Pin(_) => "pin",
+            BlockTask::Unpin(_) => "unpin",
+            BlockTask::Evict(_) => "evict",
         }
     }
 }
@@ -307,9 +307,9 @@ impl Task {
 /// The daemon never runs two such methods for the same volume at once, except that the deletion of
 /// a volume with its dirty blocks runs beside a late method. None waits for the devices of another
 /// volume. A method that fails has had no lasting effect, unless stated otherwise.
-pub(crate) trait Host: Reports + Making + Serving + Contents + Closing {}
+pub(crate) trait Host: Reports + Making + Serving + CachedBlocks + Closing {}
 
-impl<T: Reports + Making + Serving + Contents + Closing> Host for T {}
+impl<T: Reports + Making + Serving + CachedBlocks + Closing> Host for T {}
 
 /// Observation of the data path, without effects on data.
 pub(crate) trait Reports: Send + Sync {
@@ -338,7 +338,7 @@ pub(crate) trait Reports: Send + Sync {
     fn recount(&self, _age: Duration) {}
 
     /// Returns the UUIDs of a served volume; `None` if its cache is in RAM. Quick.
-    fn identity(&self, name: &VolumeName) -> Option<Identity>;
+    fn identity(&self, name: &VolumeName) -> Option<VolumeUuids>;
 
     /// Returns the identity of the origin of a served volume whose cache is in RAM. Quick.
     fn origin_identity(&self, _name: &VolumeName) -> Option<forebay_core::Identity> {
@@ -482,9 +482,9 @@ pub(crate) trait Serving {
 }
 
 /// Cached blocks.
-pub(crate) trait Contents {
+pub(crate) trait CachedBlocks {
     /// Runs a task.
-    fn run(&self, task: &Task, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
+    fn run(&self, task: &BlockTask, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
 
     /// Returns whether anything is pinned of a volume, served or not.
     fn has_pins(&self, volume: &Definition) -> bool;

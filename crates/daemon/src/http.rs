@@ -53,7 +53,7 @@ pub(crate) struct HttpRequest {
 
 /// The body of an answer.
 #[derive(Debug)]
-pub(crate) enum Content {
+pub(crate) enum ResponseBody {
     /// All of it.
     Whole(Vec<u8>),
     /// Events, as they happen.
@@ -63,7 +63,7 @@ pub(crate) enum Content {
 }
 
 /// The body of an answer, for hyper.
-pub(crate) type Body = Either<Full<Bytes>, Channel<Bytes, Infallible>>;
+pub(crate) type HyperBody = Either<Full<Bytes>, Channel<Bytes, Infallible>>;
 
 /// An answer.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ pub(crate) struct HttpAnswer {
     /// The media type of the body.
     pub(crate) media_type: &'static str,
     /// The body.
-    pub(crate) body: Content,
+    pub(crate) body: ResponseBody,
 }
 
 /// The header with which a browser says which event it has seen last.
@@ -85,31 +85,35 @@ impl HttpAnswer {
     /// Makes an answer with a JSON body.
     pub(crate) fn json(status: u16, body: &impl serde::Serialize) -> Self {
         match serde_json::to_vec(body) {
-            Ok(body) => HttpAnswer { status, media_type: JSON, body: Content::Whole(body) },
+            Ok(body) => HttpAnswer { status, media_type: JSON, body: ResponseBody::Whole(body) },
             Err(error) => HttpAnswer::error(&ApiError::failed(error.to_string())),
         }
     }
 
     /// Makes an answer with another body than JSON.
     pub(crate) fn text(media_type: &'static str, body: String) -> Self {
-        HttpAnswer { status: 200, media_type, body: Content::Whole(body.into_bytes()) }
+        HttpAnswer { status: 200, media_type, body: ResponseBody::Whole(body.into_bytes()) }
     }
 
     /// Makes an answer that follows events.
     pub(crate) fn events(events: Following) -> Self {
-        HttpAnswer { status: 200, media_type: MEDIA_TYPE, body: Content::Events(events) }
+        HttpAnswer { status: 200, media_type: MEDIA_TYPE, body: ResponseBody::Events(events) }
     }
 
     /// Makes an answer that records a volume.
     pub(crate) fn trace(trace: Trace) -> Self {
-        HttpAnswer { status: 200, media_type: recording::MEDIA_TYPE, body: Content::Trace(trace) }
+        HttpAnswer {
+            status: 200,
+            media_type: recording::MEDIA_TYPE,
+            body: ResponseBody::Trace(trace),
+        }
     }
 
     /// Makes an answer that refuses a request.
     pub(crate) fn error(error: &ApiError) -> Self {
         let status = error.kind.http_status();
         let body = serde_json::to_vec(&ErrorBody { error: error.clone() }).unwrap_or_default();
-        HttpAnswer { status, media_type: JSON, body: Content::Whole(body) }
+        HttpAnswer { status, media_type: JSON, body: ResponseBody::Whole(body) }
     }
 }
 
@@ -126,7 +130,7 @@ pub(super) struct Patience {
 ///
 /// # Errors
 /// The client broke the connection or the protocol.
-pub(super) async fn serve_one<F: Future<Output = Response<Body>>>(
+pub(super) async fn serve_one<F: Future<Output = Response<HyperBody>>>(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     patience: Patience,
     answer: impl Fn(Request<Incoming>) -> F,
@@ -151,13 +155,13 @@ pub(super) async fn serve_one<F: Future<Output = Response<Body>>>(
 }
 
 /// Must be done on the thread of the admin API.
-impl From<HttpAnswer> for Response<Body> {
+impl From<HttpAnswer> for Response<HyperBody> {
     fn from(answer: HttpAnswer) -> Self {
         let media_type = HeaderValue::from_static(answer.media_type);
         let mut response = Response::new(match answer.body {
-            Content::Whole(bytes) => Either::Left(Full::new(bytes.into())),
-            Content::Events(events) => Either::Right(events.body()),
-            Content::Trace(trace) => Either::Right(trace.body()),
+            ResponseBody::Whole(bytes) => Either::Left(Full::new(bytes.into())),
+            ResponseBody::Events(events) => Either::Right(events.body()),
+            ResponseBody::Trace(trace) => Either::Right(trace.body()),
         });
         *response.status_mut() =
             StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

@@ -26,7 +26,7 @@ const LONGEST_NAME: usize = 255;
 const SEPARATOR: char = '/';
 
 /// See the module.
-pub(crate) struct Kept {
+pub(crate) struct FdStore {
     manager: SocketAddrUnix,
     /// Number of descriptors that it takes.
     most: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Kept {
     kept: Mutex<BTreeMap<String, usize>>,
 }
 
-impl Kept {
+impl FdStore {
     /// Returns the store of the service manager, if it has one. The manager says so by the variable
     /// `FDSTORE`, systemd from 254 on; for older ones the unit does.
     pub(crate) fn from_env() -> Option<Self> {
@@ -44,7 +44,7 @@ impl Kept {
             Some(name) => SocketAddrUnix::new_abstract_name(name.as_bytes()),
             None => SocketAddrUnix::new(&*name),
         };
-        Some(Kept { manager: manager.ok()?, most, kept: Mutex::default() })
+        Some(FdStore { manager: manager.ok()?, most, kept: Mutex::default() })
     }
 
     fn send(&self, message: &str, descriptor: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
@@ -60,7 +60,7 @@ impl Kept {
     }
 }
 
-impl DescriptorStore for Kept {
+impl DescriptorStore for FdStore {
     fn keep(&self, label: &[&str], descriptor: BorrowedFd<'_>) -> bool {
         let Some(name) = name(label) else { return false };
         let mut kept = self.kept.lock();
@@ -148,7 +148,7 @@ mod tests {
         let path = dir.path().join("notify");
         let socket = UnixDatagram::bind(&path).expect("free");
         let manager = SocketAddrUnix::new(&path).expect("short");
-        let kept = Kept { manager, most: 1, kept: Mutex::default() };
+        let kept = FdStore { manager, most: 1, kept: Mutex::default() };
         let label = ["fuse", "connection", "v"];
         assert!(kept.keep(&label, socket.as_fd()));
         assert!(!kept.keep(&label, socket.as_fd()), "there is no room");

@@ -17,19 +17,19 @@ use super::replace::replace;
 /// Largest file that is read, in bytes.
 const MOST: u64 = 256 << 20;
 
-struct Job {
+struct NoteJob {
     volume: String,
     note: Note,
     noted: Noted,
 }
 
 /// See the module.
-pub(crate) struct Notes {
+pub(crate) struct FileLedger {
     dir: PathBuf,
-    jobs: Sender<Job>,
+    jobs: Sender<NoteJob>,
 }
 
-impl Notes {
+impl FileLedger {
     /// Opens the notes of a state directory, and starts the thread that writes them, so that lanes
     /// need not wait for files.
     ///
@@ -38,17 +38,17 @@ impl Notes {
     pub(crate) fn open(state_dir: &Path) -> Result<Self, ApiError> {
         let dir = state_dir.join("dirty");
         private::make_directory(&dir)?;
-        let (jobs, todo) = channel::<Job>();
+        let (jobs, todo) = channel::<NoteJob>();
         let own = dir.clone();
         let spawned = forebay_threads::spawn("notes", move || {
-            for Job { volume, note, noted } in todo {
+            for NoteJob { volume, note, noted } in todo {
                 noted(
                     write(&own, &volume, &note).map_err(|error| LedgerError::Io(Arc::new(error))),
                 );
             }
         });
         spawned.map_err(|error| ApiError::failed(format!("no thread for notes: {error}")))?;
-        Ok(Notes { dir, jobs })
+        Ok(FileLedger { dir, jobs })
     }
 
     /// Removes the note of a deleted volume.
@@ -63,7 +63,7 @@ impl Notes {
     }
 }
 
-impl Ledger for Notes {
+impl Ledger for FileLedger {
     fn note_of(&self, volume: &str) -> Option<Note> {
         self.read(volume).ok().flatten()
     }
@@ -73,7 +73,7 @@ impl Ledger for Notes {
     }
 
     fn write(&self, volume: &str, note: Note, noted: Noted) {
-        let job = Job { volume: volume.to_owned(), note, noted };
+        let job = NoteJob { volume: volume.to_owned(), note, noted };
         if let Err(unsent) = self.jobs.send(job) {
             (unsent.0.noted)(Err(LedgerError::Ended));
         }
@@ -116,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    fn written(notes: &Notes, note: &Note) -> Result<(), LedgerError> {
+    fn written(notes: &FileLedger, note: &Note) -> Result<(), LedgerError> {
         let (tell, hear) = sync_channel(1);
         notes.write("v", note.clone(), Box::new(move |result| tell.send(result).expect("heard")));
         hear.recv().expect("told")
@@ -132,11 +132,11 @@ mod tests {
             dirty: vec![0..4096, 8192..16384],
         };
         {
-            let notes = Notes::open(dir.path()).expect("writable");
+            let notes = FileLedger::open(dir.path()).expect("writable");
             assert!(matches!(notes.read("v"), Ok(None)));
             written(&notes, &note).expect("durable");
         }
-        let notes = Notes::open(dir.path()).expect("writable");
+        let notes = FileLedger::open(dir.path()).expect("writable");
         assert_eq!(notes.note_of("v"), Some(note.clone()));
         fs::write(dir.path().join("dirty/v.json"), "{").expect("writable");
         assert_eq!(notes.note_of("v"), None, "a damaged note");

@@ -112,12 +112,12 @@ use forebay_lane::MemoryBudget;
 
 use crate::paths::io_error;
 use front_ends::Identities;
-use hand_over::Left;
-use host::{Parts, SystemDevices};
-use notify::{Ending, ServiceManager};
+use hand_over::HandOverParts;
+use host::{DataPathParts, SystemDevices};
+use notify::{ServiceManager, ShutdownProgress};
 use raw_names::RawNames;
-use server::Server;
-use signals::{End, Reading, StopRequest};
+use server::AdminServer;
+use signals::{EndRequest, Reading, StopRequest};
 use socket::ClaimedSocket;
 use state::State;
 use volumes::{Programs, Volumes};
@@ -205,15 +205,15 @@ pub fn run(options: Options, has_started: &mut bool) -> Result<(), ApiError> {
     let web = web.map(|claimed| (claimed, options.state_dir.clone()));
     let socket = Arc::new(socket);
     let lanes = options.lanes.unwrap_or_else(default_lanes);
-    let records = host::Records::open(&state)?;
+    let records = host::DaemonRecords::open(&state)?;
     // A limit that an operator has set holds until the daemon ends, and so for its next program.
     let limit = inherited.memory_limit.or(options.memory_limit);
     let memory = Arc::new(MemoryBudget::new(memory::limit(limit)?));
     let identities = Identities::default();
     let front_ends =
         front_ends::claim(&front_ends, &memory, &mut inherited.items, &state, &identities)?;
-    let ending = Arc::new(Ending::new(&manager));
-    let host = host::open(Parts {
+    let ending = Arc::new(ShutdownProgress::new(&manager));
+    let host = host::open(DataPathParts {
         lanes,
         front_ends: &front_ends,
         raw: &options.raw,
@@ -228,7 +228,7 @@ pub fn run(options: Options, has_started: &mut bool) -> Result<(), ApiError> {
     let volumes = Volumes::new(host, state, front_ends, programs);
     let _ = running.set(volumes.clone());
     volumes.events().program_started(inherited.hand_overs);
-    let server = Server::start(socket.clone(), metrics, web, volumes.clone())?;
+    let server = AdminServer::start(socket.clone(), metrics, web, volumes.clone())?;
     tracing::info!(socket = %options.socket.display(), "the admin API is ready");
 
     volumes.watch(&stop)?;
@@ -260,11 +260,11 @@ fn end(
     socket: &ClaimedSocket,
 ) -> Result<Result<(), ApiError>, ApiError> {
     match stop.wait() {
-        End::Stop => {
+        EndRequest::Stop => {
             manager.stopping();
             Ok(volumes.shut_down())
         }
-        End::HandOver(program) => {
+        EndRequest::HandOver(program) => {
             manager.status("Handing over to another program");
             let closed = close_for(&program, volumes, (stop, reading), hand_overs, socket);
             manager.stopping();
@@ -289,7 +289,7 @@ fn note_positions(volumes: &Arc<Volumes>, stop: &Arc<StopRequest>) -> Result<(),
 }
 
 /// Says how the daemon has ended, in events and in the log, and closes the admin API.
-fn finish(volumes: &Volumes, server: Server, ended: &Result<(), ApiError>) {
+fn finish(volumes: &Volumes, server: AdminServer, ended: &Result<(), ApiError>) {
     volumes.events().program_stopped(ended.is_ok());
     drop(server);
     match ended {
@@ -360,7 +360,7 @@ fn close_for(
     let state_lock = volumes.state_lock().map_err(|error| {
         ApiError::failed(format!("nothing can be handed over: {error}; clients are disconnected"))
     })?;
-    let left = Left { hand_overs, socket, state_lock, memory_limit, log_missing, items };
+    let left = HandOverParts { hand_overs, socket, state_lock, memory_limit, log_missing, items };
     let error = hand_over::execute(program, &left);
     tracing::error!("{error}");
     Err(error)

@@ -27,16 +27,16 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
 
 use limit::{Limit, LimitLayer, TARGET};
-use outlet::{Lines, Outlet};
+use outlet::{Outlet, WriterFactory};
 use ring::{Ring, Writers};
 
 /// Time limit at the end of a program for writing its last lines.
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// The log of this process: there is one, as there is one stderr.
-static LOG: OnceLock<Log> = OnceLock::new();
+static LOG: OnceLock<DaemonLog> = OnceLock::new();
 
-struct Log {
+struct DaemonLog {
     limit: Arc<Limit>,
     outlet: Arc<Outlet>,
     ring: Arc<Ring>,
@@ -67,7 +67,7 @@ pub fn filter_of(text: &str) -> Result<EnvFilter, ApiError> {
 /// It is no filter, or there is no thread to write the log.
 pub fn begin(filter: &str) -> Result<Logging, ApiError> {
     let filter = filter_of(filter)?;
-    let Log { limit, outlet, ring } = LOG.get_or_init(|| Log {
+    let DaemonLog { limit, outlet, ring } = LOG.get_or_init(|| DaemonLog {
         limit: Arc::default(),
         outlet: Arc::default(),
         ring: Arc::default(),
@@ -77,8 +77,9 @@ pub fn begin(filter: &str) -> Result<Logging, ApiError> {
     let stderr = std::io::stderr().as_fd().try_clone_to_owned();
     let written = stderr.and_then(|stderr| outlet.write_to(File::from(stderr)));
     written.map_err(|error| ApiError::failed(format!("the log cannot be written: {error}")))?;
-    let lines =
-        fmt::layer().with_writer(Lines(outlet.clone())).with_ansi(std::io::stderr().is_terminal());
+    let lines = fmt::layer()
+        .with_writer(WriterFactory(outlet.clone()))
+        .with_ansi(std::io::stderr().is_terminal());
     // The journal adds the time itself.
     let lines = match std::env::var_os("JOURNAL_STREAM").is_some() {
         true => lines.without_time().boxed(),

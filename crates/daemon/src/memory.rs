@@ -5,7 +5,7 @@ use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::units::format_size;
 use forebay_lane::{MemoryBudget, MemoryUse, TooLow};
 
-use crate::system::{Memory, System};
+use crate::system::{System, SystemMemory};
 
 const MIB: u64 = 1 << 20;
 /// Divisor: this part of the machine's memory stays available when a tier is locked.
@@ -95,8 +95,8 @@ pub(super) fn check_lock(bytes: u64) -> Result<(), ApiError> {
     lockable(bytes, System::new().machine())
 }
 
-fn lockable(bytes: u64, machine: Option<Memory>) -> Result<(), ApiError> {
-    let Some(Memory { total, available }) = machine else { return Ok(()) };
+fn lockable(bytes: u64, machine: Option<SystemMemory>) -> Result<(), ApiError> {
+    let Some(SystemMemory { total, available }) = machine else { return Ok(()) };
     let most = available.saturating_sub(total / KEPT_PART);
     if bytes <= most {
         return Ok(());

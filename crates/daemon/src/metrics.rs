@@ -24,7 +24,7 @@ use super::log::LogCounts;
 use super::volumes::Volumes;
 use super::{log, memory, tcp};
 use table as the;
-use text::{Format, Metric, Writer};
+use text::{Format, Metric, MetricsWriter};
 
 /// Bytes of text for the daemon with a cache and for a volume, about.
 const OF_DAEMON: usize = 32 << 10;
@@ -54,7 +54,7 @@ fn write(
     (events, log): (&[(EventKind, u64)], &LogCounts),
     volumes: &[VolumeReport],
 ) -> String {
-    let mut out = Writer::new(format, OF_DAEMON + volumes.len() * OF_VOLUME, &the::BUILD);
+    let mut out = MetricsWriter::new(format, OF_DAEMON + volumes.len() * OF_VOLUME, &the::BUILD);
     write_daemon(&mut out, daemon, memory);
     out.begin(&the::EVENTS);
     for (kind, count) in events {
@@ -76,7 +76,7 @@ fn write(
     out.end()
 }
 
-fn write_daemon(out: &mut Writer, daemon: &DaemonReport, memory: &DaemonMemory) {
+fn write_daemon(out: &mut MetricsWriter, daemon: &DaemonReport, memory: &DaemonMemory) {
     out.number(&[&daemon.version], 1);
     let numbers = [
         (&the::READY, u64::from(daemon.ready)),
@@ -95,7 +95,7 @@ fn write_daemon(out: &mut Writer, daemon: &DaemonReport, memory: &DaemonMemory) 
 }
 
 /// Writes the caches. Each is in the reports of all its volumes.
-fn write_caches(out: &mut Writer, volumes: &[VolumeReport]) {
+fn write_caches(out: &mut MetricsWriter, volumes: &[VolumeReport]) {
     let with_cache =
         |volume: &&VolumeReport| volume.state.has_counts() && !volume.cache.path.is_empty();
     let caches: BTreeMap<&str, &VolumeReport> =
@@ -117,7 +117,7 @@ fn write_caches(out: &mut Writer, volumes: &[VolumeReport]) {
 /// Writes bytes, errors and latencies of devices, each with the label that tells it from the
 /// others.
 fn write_devices(
-    out: &mut Writer,
+    out: &mut MetricsWriter,
     [bytes, errors, seconds]: [&'static Metric; 3],
     devices: Vec<(&str, &DeviceReport)>,
 ) {
@@ -133,7 +133,7 @@ fn write_devices(
 }
 
 /// Writes the metrics that every volume has, served or not.
-fn write_states(out: &mut Writer, volumes: &[VolumeReport]) {
+fn write_states(out: &mut MetricsWriter, volumes: &[VolumeReport]) {
     out.begin(&the::INFO);
     for volume in volumes {
         let (name, cache, origin) = (volume.name.as_str(), &volume.cache.path, &volume.origin.path);
@@ -188,7 +188,7 @@ fn write_states(out: &mut Writer, volumes: &[VolumeReport]) {
     });
 }
 
-fn write_requests(out: &mut Writer, volumes: &[&VolumeReport]) {
+fn write_requests(out: &mut MetricsWriter, volumes: &[&VolumeReport]) {
     out.begin(&the::REQUESTS);
     for volume in volumes {
         for (operation, by) in [("read", volume.served.reads), ("write", volume.served.writes)] {
@@ -228,7 +228,7 @@ fn write_requests(out: &mut Writer, volumes: &[&VolumeReport]) {
     }
 }
 
-fn write_reasons(out: &mut Writer, volumes: &[&VolumeReport]) {
+fn write_reasons(out: &mut MetricsWriter, volumes: &[&VolumeReport]) {
     let groups = [
         ("miss", &the::MISSES),
         ("bypass", &the::BYPASSES),
@@ -250,7 +250,7 @@ fn write_reasons(out: &mut Writer, volumes: &[&VolumeReport]) {
     }
 }
 
-fn write_blocks(out: &mut Writer, volumes: &[&VolumeReport]) {
+fn write_blocks(out: &mut MetricsWriter, volumes: &[&VolumeReport]) {
     each(out, &the::FILLED, volumes, |volume| volume.blocks.filled * volume.block_size);
     each(out, &the::REINSERTED, volumes, |volume| volume.blocks.carried_on * volume.block_size);
     let written = |volume: &VolumeReport| volume.blocks.written_back * volume.block_size;
@@ -258,7 +258,7 @@ fn write_blocks(out: &mut Writer, volumes: &[&VolumeReport]) {
     each(out, &the::CACHE_WRITTEN, volumes, |volume| volume.bytes.cache_written);
 }
 
-fn write_origins(out: &mut Writer, volumes: &[&VolumeReport]) {
+fn write_origins(out: &mut MetricsWriter, volumes: &[&VolumeReport]) {
     let devices =
         volumes.iter().map(|volume| (volume.name.as_str(), &volume.devices.origin)).collect();
     let metrics = [&the::ORIGIN_BYTES, &the::ORIGIN_ERRORS, &the::ORIGIN_SECONDS];
@@ -271,7 +271,7 @@ fn write_origins(out: &mut Writer, volumes: &[&VolumeReport]) {
     }
 }
 
-fn write_ram(out: &mut Writer, volumes: &[&VolumeReport]) {
+fn write_ram(out: &mut MetricsWriter, volumes: &[&VolumeReport]) {
     let tiers: Vec<(&str, RamReport)> =
         volumes.iter().filter_map(|volume| Some((volume.name.as_str(), volume.ram?))).collect();
     let mut each = |metric, number: fn(&RamReport) -> u64| {
@@ -295,7 +295,7 @@ fn write_ram(out: &mut Writer, volumes: &[&VolumeReport]) {
 }
 
 fn each(
-    out: &mut Writer,
+    out: &mut MetricsWriter,
     metric: &'static Metric,
     volumes: &[&VolumeReport],
     number: impl Fn(&VolumeReport) -> u64,

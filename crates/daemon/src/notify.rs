@@ -81,12 +81,12 @@ impl ServiceManager {
 /// The progress of an end that takes long: data in RAM is written down for as long as the devices
 /// take any.
 #[derive(Default)]
-pub(crate) struct Ending {
+pub(crate) struct ShutdownProgress {
     manager: ServiceManager,
     last: Mutex<Option<Instant>>,
 }
 
-impl Ending {
+impl ShutdownProgress {
     /// Time that the service manager waits after each progress.
     const MORE: Duration = Duration::from_secs(60);
     /// Least time between two reports of progress.
@@ -94,7 +94,7 @@ impl Ending {
 
     /// Starts without progress.
     pub(crate) fn new(manager: &ServiceManager) -> Self {
-        Ending { manager: manager.clone(), last: Mutex::default() }
+        ShutdownProgress { manager: manager.clone(), last: Mutex::default() }
     }
 
     /// Notes progress, and asks the service manager for more time.
@@ -135,7 +135,7 @@ mod tests {
         socket.set_nonblocking(true).expect("possible");
         let address = SocketAddr::from_pathname(&path).expect("short");
         let manager = ServiceManager { socket: Some(address), watchdog: None };
-        let ending = Ending::new(&manager);
+        let ending = ShutdownProgress::new(&manager);
         assert_eq!(ending.last(), None);
         (0..100).for_each(|_| ending.advances());
         assert!(ending.last().is_some());

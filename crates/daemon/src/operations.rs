@@ -32,7 +32,7 @@ pub(crate) fn attempt<T, E: From<ApiError>>(step: impl FnOnce() -> Result<T, E>)
     forebay_threads::catch(step).unwrap_or_else(|_| Err(unexpected().into()))
 }
 
-struct Entry {
+struct OperationEntry {
     verb: &'static str,
     volume: VolumeName,
     work: Arc<Work>,
@@ -41,10 +41,10 @@ struct Entry {
     ended: Option<(Duration, Result<(), ApiError>)>,
 }
 
-impl Entry {
+impl OperationEntry {
     /// The error of another operation on the volume.
     fn busy(&self) -> ApiError {
-        let Entry { verb, volume, work, .. } = self;
+        let OperationEntry { verb, volume, work, .. } = self;
         let far = work.progress().share().map(|share| format!(" ({:.0} % done)", share * 100.0));
         let message = match work.late() {
             Some(late) => format!("volume '{volume}' is busy with '{verb}': {}", late.message),
@@ -88,21 +88,21 @@ impl Beside {
     /// It may begin beside no other.
     pub(crate) const NONE: Beside = Beside { supersedes: |_| false, late: false };
 
-    fn may_begin(self, other: &Entry) -> bool {
+    fn may_begin(self, other: &OperationEntry) -> bool {
         (self.supersedes)(other.verb) || (self.late && other.work.late().is_some())
     }
 }
 
 #[derive(Default)]
-struct Table {
-    entries: BTreeMap<OperationId, Entry>,
+struct OperationTable {
+    entries: BTreeMap<OperationId, OperationEntry>,
     closed: bool,
     /// Whether new ones are refused for a while.
     held: bool,
 }
 
-impl Table {
-    fn running(&self) -> impl Iterator<Item = (&OperationId, &Entry)> {
+impl OperationTable {
+    fn running(&self) -> impl Iterator<Item = (&OperationId, &OperationEntry)> {
         self.entries.iter().filter(|(_, entry)| entry.ended.is_none())
     }
 
@@ -138,13 +138,13 @@ impl Drop for Hold<'_> {
 /// All operations of a daemon.
 #[derive(Default)]
 pub(crate) struct Operations {
-    table: Mutex<Table>,
+    table: Mutex<OperationTable>,
     changed: Condvar,
     last_id: AtomicU64,
 }
 
 impl Operations {
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, OperationTable> {
         self.table.lock()
     }
 
@@ -183,8 +183,9 @@ impl Operations {
             return Err(ApiError::new(ErrorKind::Busy, message));
         }
         let together = planted::has(PlantedBug::TwoAtOnce);
-        let excludes =
-            |entry: &Entry| entry.volume == *volume && !beside.may_begin(entry) && !together;
+        let excludes = |entry: &OperationEntry| {
+            entry.volume == *volume && !beside.may_begin(entry) && !together
+        };
         if let Some((_, other)) = table.running().find(|(_, entry)| excludes(entry)) {
             return Err(other.busy());
         }
@@ -205,8 +206,13 @@ impl Operations {
             return Err(ApiError::failed(format!("no thread for the operation: {error}")));
         }
         // The table is still locked, so the thread cannot end the operation before it is inserted.
-        let entry =
-            Entry { verb, volume: volume.clone(), work, started: Instant::now(), ended: None };
+        let entry = OperationEntry {
+            verb,
+            volume: volume.clone(),
+            work,
+            started: Instant::now(),
+            ended: None,
+        };
         table.entries.insert(id, entry);
         Ok(id)
     }
@@ -275,7 +281,7 @@ impl Operations {
         let mut table = self.table();
         loop {
             // Later ones supersede this one.
-            let earlier = |entry: &&Entry| !Arc::ptr_eq(&entry.work, own);
+            let earlier = |entry: &&OperationEntry| !Arc::ptr_eq(&entry.work, own);
             let other = table.running().map(|(_, entry)| entry).take_while(earlier).find(|entry| {
                 entry.volume == *volume && !(beside.late && entry.work.late().is_some())
             });
@@ -332,7 +338,7 @@ impl Operations {
             time = Duration::from_secs(1000);
         }
         let table = self.table();
-        let busy = |table: &mut Table| table.running().next().is_some();
+        let busy = |table: &mut OperationTable| table.running().next().is_some();
         let waited = self.changed.wait_timeout_while(table, time, busy);
         let (table, _) = waited;
         table.running().next().is_none()

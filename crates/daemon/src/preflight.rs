@@ -10,7 +10,7 @@ use forebay_core::{BlockSize, Mode, SECTOR_SIZE};
 
 use super::host_api::Definition;
 use super::known::Position;
-use crate::devices::{DeviceName, NO_CACHE, Place, cache_device};
+use crate::devices::{DeviceKey, DeviceName, NO_CACHE, cache_device};
 
 /// Converts a request to a definition, if it is valid by itself.
 ///
@@ -99,7 +99,7 @@ pub(crate) fn check_mode(cache: &str, settings: &Settings) -> Result<(), ApiErro
     Err(ApiError::invalid("mode", reason))
 }
 
-fn place(field: &str, device: &str) -> Result<Option<Place>, ApiError> {
+fn place(field: &str, device: &str) -> Result<Option<DeviceKey>, ApiError> {
     if device == NO_CACHE {
         return Ok(None);
     }
@@ -107,7 +107,7 @@ fn place(field: &str, device: &str) -> Result<Option<Place>, ApiError> {
 }
 
 /// Whether both exist and share bytes. A missing device of an older volume shares none.
-fn overlap(new: Option<&Place>, field: &str, old: &str) -> bool {
+fn overlap(new: Option<&DeviceKey>, field: &str, old: &str) -> bool {
     match (new, place(field, old)) {
         (Some(new), Ok(Some(old))) => new.overlaps(&old),
         _ => false,
@@ -116,14 +116,16 @@ fn overlap(new: Option<&Place>, field: &str, old: &str) -> bool {
 
 /// Whether a device is the block device at the path `own`, or a partition of it.
 pub(crate) fn is_part_of(field: &str, device: &str, own: &Path) -> bool {
-    let Ok(Some(Place::Block { number, whole, .. })) = place(field, device) else { return false };
+    let Ok(Some(DeviceKey::Block { number, whole, .. })) = place(field, device) else {
+        return false;
+    };
     std::fs::metadata(own).is_ok_and(|own| [Some(number), whole].contains(&Some(own.rdev())))
 }
 
 /// Whether a device is the file below the loop device at the path `own`.
 pub(crate) fn is_file_of(field: &str, device: &str, own: &Path) -> bool {
-    let (Ok(Some(Place::File(filesystem, inode))), Ok(Place::Block { backing, .. })) =
-        (place(field, device), Place::of(field, own))
+    let (Ok(Some(DeviceKey::File(filesystem, inode))), Ok(DeviceKey::Block { backing, .. })) =
+        (place(field, device), DeviceKey::of(field, own))
     else {
         return false;
     };
@@ -133,7 +135,7 @@ pub(crate) fn is_file_of(field: &str, device: &str, own: &Path) -> bool {
 /// Whether a device is the one on another machine that a URI names.
 pub(crate) fn is_same_remote(field: &str, device: &str, uri: &str) -> bool {
     match place(field, device) {
-        Ok(Some(device @ Place::Remote(_))) => overlap(Some(&device), field, uri),
+        Ok(Some(device @ DeviceKey::Remote(_))) => overlap(Some(&device), field, uri),
         _ => false,
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::system::{Memory, System};
+use crate::system::{System, SystemMemory};
 
 /// Time between two looks.
 pub(super) const INTERVAL: Duration = Duration::from_millis(250);
@@ -26,7 +26,7 @@ const CALM: (u32, u32) = (120, 20);
 const LEAST_PART: u64 = 16;
 const STEP_PART: u64 = 8;
 
-impl Memory {
+impl SystemMemory {
     fn least(self) -> u64 {
         let (part, most) = LEAST_AVAILABLE;
         (self.total / part).min(most)
@@ -96,8 +96,8 @@ impl Pressure {
     /// Looks again, [`INTERVAL`] after the last look. What cannot be read counts as no shortage.
     pub(super) fn look(&mut self) -> Advice {
         let machine = self.system.machine();
-        let is_ample = machine.is_some_and(Memory::is_ample);
-        let memories: Vec<Memory> = machine.into_iter().chain(self.system.groups()).collect();
+        let is_ample = machine.is_some_and(SystemMemory::is_ample);
+        let memories: Vec<SystemMemory> = machine.into_iter().chain(self.system.groups()).collect();
         let spare = memories.iter().map(|memory| memory.spare()).min().unwrap_or(0);
         if self.has_stalled(is_ample) || memories.iter().any(|memory| memory.is_short()) {
             self.calm = 0;
@@ -210,9 +210,9 @@ mod tests {
         let mut system = Machine::new("");
         assert_eq!(system.see(1000), Advice::Stay);
         assert_eq!(system.see(999), Advice::Shrink(1001 * MIB));
-        let large = Memory { total: 1 << 40, available: 1 << 30 };
+        let large = SystemMemory { total: 1 << 40, available: 1 << 30 };
         assert!(!large.is_short());
-        assert!(Memory { available: (1 << 30) - 1, ..large }.is_short());
+        assert!(SystemMemory { available: (1 << 30) - 1, ..large }.is_short());
     }
 
     #[test]

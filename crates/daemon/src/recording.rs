@@ -67,7 +67,7 @@ impl Trace {
     /// says how many requests there were; a trace without it is cut short.
     async fn send(mut self, mut sender: Sender<Bytes, Infallible>) {
         let begun = Instant::now();
-        let mut lines = Lines::default();
+        let mut lines = RequestSorter::default();
         let mut text = "ts_us,op,offset,size\n".to_owned();
         loop {
             if !text.is_empty()
@@ -96,7 +96,7 @@ impl Trace {
 
 /// Puts the requests of all lanes in order.
 #[derive(Default)]
-struct Lines {
+struct RequestSorter {
     pending: Vec<Recorded>,
     /// Requests up to then have been written, or are as late as they come.
     last: Nanos,
@@ -106,7 +106,7 @@ struct Lines {
     first: Option<Nanos>,
 }
 
-impl Lines {
+impl RequestSorter {
     /// Returns the lines of the requests that no request of another lane precedes: those before the
     /// latest one of the last time; at the end, of all.
     fn text(&mut self, all: bool) -> String {
@@ -147,7 +147,7 @@ mod tests {
     fn lanes_are_merged_and_a_late_one_is_waited_for_once() {
         let pending =
             vec![request(1000, Op::Read), request(5000, Op::Write), request(2500, Op::Discard)];
-        let mut lines = Lines { pending, ..Lines::default() };
+        let mut lines = RequestSorter { pending, ..RequestSorter::default() };
         assert_eq!(lines.text(false), "");
         // One more lane had a request in between.
         lines.pending.push(request(1500, Op::Read));
@@ -163,7 +163,8 @@ mod tests {
     fn no_line_is_longer_than_is_reserved() {
         let (time, len) = (Nanos(u64::MAX), (1 << 56) - 1);
         let pending = vec![Recorded { time, op: Op::Read, offset: u64::MAX, len }];
-        let mut lines = Lines { pending, first: Some(Nanos(0)), ..Lines::default() };
+        let mut lines =
+            RequestSorter { pending, first: Some(Nanos(0)), ..RequestSorter::default() };
         let text = lines.text(true);
         assert!(text.len() <= LINE, "{text}");
     }

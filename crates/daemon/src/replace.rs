@@ -56,12 +56,12 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), ReplaceError> {
 }
 
 fn sync(dir: &Path) -> io::Result<()> {
-    faults::check(dir, faults::Step::Sync)?;
+    faults::check(dir, faults::ReplacementStep::Sync)?;
     File::open(dir)?.sync_all()
 }
 
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    path.parent().map_or(Ok(()), |dir| faults::check(dir, faults::Step::Write))?;
+    path.parent().map_or(Ok(()), |dir| faults::check(dir, faults::ReplacementStep::Write))?;
     let mut file = private::create(path)?;
     file.write_all(bytes)?;
     file.sync_all()

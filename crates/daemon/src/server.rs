@@ -35,12 +35,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const PATIENCE: Patience = Patience { answer: Duration::from_secs(5), stream: Duration::MAX };
 
 /// The running admin API.
-pub(crate) struct Server {
+pub(crate) struct AdminServer {
     stop: Option<oneshot::Sender<()>>,
     closed: mpsc::Receiver<()>,
 }
 
-impl Server {
+impl AdminServer {
     /// Starts answering on `socket`, and requests for metrics and for the page (with the state
     /// directory) at their TCP addresses. The socket disappears with the server; clients connected
     /// then still get an answer as long as the process lives.
@@ -103,11 +103,11 @@ impl Server {
             });
         };
         thread.spawn(serve).map_err(failed)?;
-        Ok(Server { stop: Some(stop), closed })
+        Ok(AdminServer { stop: Some(stop), closed })
     }
 }
 
-impl Drop for Server {
+impl Drop for AdminServer {
     fn drop(&mut self) {
         drop(self.stop.take());
         // Returns when the socket is gone.
@@ -234,13 +234,13 @@ mod tests {
     use crate::volumes::Programs;
     use forebay_testkit::TempDir;
 
-    fn serve_at(dir: &TempDir) -> Server {
+    fn serve_at(dir: &TempDir) -> AdminServer {
         let socket =
             Arc::new(ClaimedSocket::claim("--socket", &dir.path().join("s"), 0o600).expect("free"));
         let state = State::open(&dir.path().join("state")).expect("free");
         let volumes =
             Volumes::new(Arc::new(FakeHost::default()), state, Vec::new(), Programs::default());
-        Server::start(socket, None, None, volumes).expect("a thread")
+        AdminServer::start(socket, None, None, volumes).expect("a thread")
     }
 
     fn exchange(dir: &TempDir, request: &[u8]) -> String {

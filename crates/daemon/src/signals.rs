@@ -20,7 +20,7 @@ use signal_hook::consts::SIGXFSZ;
 
 /// The kind of end that was requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum EndRequest {
     /// For good.
     Stop,
     /// For another program, which serves its clients.
@@ -30,17 +30,17 @@ pub(crate) enum End {
 /// Whether the daemon has been asked to end.
 #[derive(Default)]
 pub(crate) struct StopRequest {
-    asked: Mutex<Option<End>>,
+    asked: Mutex<Option<EndRequest>>,
     changed: Condvar,
 }
 
 impl StopRequest {
     /// Requests the end; returns false if one was requested before, which then stays as it is. A
     /// stop takes the place of a hand-over that has not come to its end.
-    pub(crate) fn ask(&self, end: End) -> bool {
+    pub(crate) fn ask(&self, end: EndRequest) -> bool {
         let mut asked = self.asked.lock();
         let accepted = match (&*asked, &end) {
-            (None, _) | (Some(End::HandOver(_)), End::Stop) => true,
+            (None, _) | (Some(EndRequest::HandOver(_)), EndRequest::Stop) => true,
             (Some(_), _) => false,
         };
         if accepted {
@@ -57,11 +57,11 @@ impl StopRequest {
 
     /// Whether the end is to be for good.
     pub(crate) fn is_stop(&self) -> bool {
-        *self.asked.lock() == Some(End::Stop)
+        *self.asked.lock() == Some(EndRequest::Stop)
     }
 
     /// Waits for the request.
-    pub(crate) fn wait(&self) -> End {
+    pub(crate) fn wait(&self) -> EndRequest {
         loop {
             if let Some(end) = self.wait_for(Duration::MAX) {
                 return end;
@@ -70,7 +70,7 @@ impl StopRequest {
     }
 
     /// Waits for the request, at most for `time`; returns it if it came.
-    pub(crate) fn wait_for(&self, time: Duration) -> Option<End> {
+    pub(crate) fn wait_for(&self, time: Duration) -> Option<EndRequest> {
         let asked = self.asked.lock();
         let waited = self.changed.wait_timeout_while(asked, time, |asked| asked.is_none());
         waited.0.clone()
@@ -217,7 +217,7 @@ fn next(
         let Ok(Some(info)) = signals.read_signal() else { continue };
         let signal = READ.into_iter().find(|known| *known as u32 == info.ssi_signo)?;
         if matches!(signal, Signal::SIGTERM | Signal::SIGINT) {
-            match stop.ask(End::Stop) {
+            match stop.ask(EndRequest::Stop) {
                 true => tracing::info!("{signal}: stopping"),
                 false => tracing::info!("{signal}: already stopping"),
             }
@@ -233,13 +233,13 @@ mod tests {
     #[test]
     fn a_stop_replaces_a_hand_over_and_is_not_replaced() {
         let stop = StopRequest::default();
-        let next = || End::HandOver("/usr/bin/forebay".into());
+        let next = || EndRequest::HandOver("/usr/bin/forebay".into());
         assert_eq!(stop.wait_for(Duration::ZERO), None);
         assert!(stop.ask(next()) && !stop.ask(next()));
         assert_eq!(stop.wait_for(Duration::ZERO), Some(next()));
         assert!(stop.is_asked() && !stop.is_stop());
-        assert!(stop.ask(End::Stop) && !stop.ask(End::Stop) && !stop.ask(next()));
-        assert_eq!(stop.wait_for(Duration::ZERO), Some(End::Stop));
+        assert!(stop.ask(EndRequest::Stop) && !stop.ask(EndRequest::Stop) && !stop.ask(next()));
+        assert_eq!(stop.wait_for(Duration::ZERO), Some(EndRequest::Stop));
         assert!(stop.is_stop());
     }
 }

@@ -19,7 +19,7 @@ use super::private;
 use super::replace::{ReplaceError, replace};
 use super::socket::lock_file;
 use super::work::Work;
-use super::writer::{Change, Turn, Writer};
+use super::writer::{ChangeStage, StateWriter, Turn};
 use crate::paths::io_error;
 
 /// Version of the file that is written.
@@ -82,7 +82,7 @@ struct KnownCache {
 pub(crate) struct State {
     dir: PathBuf,
     /// Turns of writers of the file; readers do not wait for it.
-    writer: Writer,
+    writer: StateWriter,
     volumes: Arc<Mutex<Vec<Remembered>>>,
     known: Arc<Known>,
     events: Arc<Events>,
@@ -126,7 +126,7 @@ impl State {
         };
         Ok(State {
             dir: dir.to_owned(),
-            writer: Writer::new(dir.to_owned()),
+            writer: StateWriter::new(dir.to_owned()),
             volumes: Arc::new(Mutex::new(volumes)),
             known: Arc::new(Known::new(facts.clone())),
             events: Events::open(dir),
@@ -166,8 +166,8 @@ impl State {
     }
 
     /// Returns the volumes as the data path sees them.
-    pub(crate) fn newest(&self) -> Newest {
-        Newest(self.volumes.clone())
+    pub(crate) fn newest(&self) -> NewestSettings {
+        NewestSettings(self.volumes.clone())
     }
 
     /// Returns every volume, in the order of creation.
@@ -246,7 +246,7 @@ impl State {
         work: &Work,
         change: impl FnOnce(&mut Vec<Remembered>, &mut Facts) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        self.change_if(Write::IfChanged, (work, Change::Begins), change)
+        self.change_if(Write::IfChanged, (work, ChangeStage::Begins), change)
     }
 
     /// Changes as [`State::change`] does, to complete a command or take it back: the change is made
@@ -259,7 +259,7 @@ impl State {
         work: &Work,
         change: impl FnOnce(&mut Vec<Remembered>, &mut Facts) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
-        self.change_if(Write::IfChanged, (work, Change::Ends), change)
+        self.change_if(Write::IfChanged, (work, ChangeStage::Ends), change)
     }
 
     /// Checks that the state can be written, before a command has an effect that has to be stored.
@@ -267,13 +267,13 @@ impl State {
     /// # Errors
     /// It cannot be written.
     pub(crate) fn check(&self, work: &Work) -> Result<(), ApiError> {
-        self.change_if(Write::Always, (work, Change::Begins), |_, _| Ok(()))
+        self.change_if(Write::Always, (work, ChangeStage::Begins), |_, _| Ok(()))
     }
 
     fn change_if<T>(
         &self,
         write: Write,
-        (work, kind): (&Work, Change),
+        (work, kind): (&Work, ChangeStage),
         change: impl FnOnce(&mut Vec<Remembered>, &mut Facts) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
         let turn = self.writer.turn(work, kind)?;
@@ -341,7 +341,7 @@ impl State {
     /// It is in force, and may be lost.
     pub(crate) fn settle(&self, work: &Work) -> Result<(), ApiError> {
         if self.is_doubtful() {
-            self.change_if(Write::Always, (work, Change::Ends), |_, _| Ok(()))?;
+            self.change_if(Write::Always, (work, ChangeStage::Ends), |_, _| Ok(()))?;
         }
         let doubt = self.doubt.lock();
         match &*doubt {
@@ -366,9 +366,9 @@ impl State {
 
 /// The newest settings of all volumes, for those who apply some of them.
 #[derive(Clone, Default)]
-pub(crate) struct Newest(Arc<Mutex<Vec<Remembered>>>);
+pub(crate) struct NewestSettings(Arc<Mutex<Vec<Remembered>>>);
 
-impl Newest {
+impl NewestSettings {
     /// Returns the settings of a volume; `None`: the state does not have it yet.
     pub(crate) fn settings(&self, name: &VolumeName) -> Option<Settings> {
         let volumes = self.0.lock();

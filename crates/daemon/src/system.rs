@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The memory of the machine, or of a control group with a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Memory {
+pub(super) struct SystemMemory {
     pub(super) total: u64,
     /// Bytes that are free or hold pages of files, which the kernel can drop.
     pub(super) available: u64,
@@ -32,18 +32,18 @@ impl System {
     }
 
     /// Returns the machine's memory.
-    pub(super) fn machine(&self) -> Option<Memory> {
+    pub(super) fn machine(&self) -> Option<SystemMemory> {
         let text = fs::read_to_string(self.proc.join("meminfo")).ok()?;
         let field = |name: &str| -> Option<u64> {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
             let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
             kib.checked_mul(1024)
         };
-        Some(Memory { total: field("MemTotal:")?, available: field("MemAvailable:")? })
+        Some(SystemMemory { total: field("MemTotal:")?, available: field("MemAvailable:")? })
     }
 
     /// Returns the memory of each group with a limit.
-    pub(super) fn groups(&self) -> impl Iterator<Item = Memory> {
+    pub(super) fn groups(&self) -> impl Iterator<Item = SystemMemory> {
         self.groups.iter().filter_map(Group::memory)
     }
 
@@ -122,7 +122,7 @@ impl Group {
     }
 
     /// Returns the group's memory; `None`: it has no limit of its own.
-    fn memory(&self) -> Option<Memory> {
+    fn memory(&self) -> Option<SystemMemory> {
         let total = self.limit()?;
         let used = self.read(self.files.usage)?;
         let stat = fs::read_to_string(self.folder.join("memory.stat")).unwrap_or_default();
@@ -132,7 +132,7 @@ impl Group {
             .filter_map(|(_, value)| value.parse::<u64>().ok())
             .sum();
         let available = total.saturating_sub(used.saturating_sub(reclaimable));
-        Some(Memory { total, available })
+        Some(SystemMemory { total, available })
     }
 }
 

@@ -19,9 +19,9 @@ use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use tokio::net::TcpListener;
 
-use places::{Phase, Place, Places};
+use places::{ConnectionPermit, ConnectionPhase, Places};
 
-use super::http::{Body, HttpAnswer, Patience, serve_one};
+use super::http::{HttpAnswer, HyperBody, Patience, serve_one};
 
 /// Browsers connect again at once when a stream ends, and clients that are gone leave their places.
 const PATIENCE: Patience =
@@ -62,7 +62,7 @@ pub(super) async fn serve<F>(
     most: usize,
     answer: impl Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
 ) where
-    F: Future<Output = Response<Body>> + Send + 'static,
+    F: Future<Output = Response<HyperBody>> + Send + 'static,
 {
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
@@ -95,17 +95,20 @@ pub(super) async fn serve<F>(
 }
 
 /// Answers, and notes the phase of the connection at its place.
-async fn noted(place: &Place, answer: impl Future<Output = Response<Body>>) -> Response<Body> {
-    place.enter(Phase::Busy);
+async fn noted(
+    place: &ConnectionPermit,
+    answer: impl Future<Output = Response<HyperBody>>,
+) -> Response<HyperBody> {
+    place.enter(ConnectionPhase::Busy);
     let response = answer.await;
     if let Either::Left(_) = response.body() {
-        place.enter(Phase::Answered);
+        place.enter(ConnectionPhase::Answered);
     }
     response
 }
 
 /// Returns the answer that refuses a method, if it is another than GET and HEAD.
-pub(super) fn refuse_changes(method: &Method) -> Option<Response<Body>> {
+pub(super) fn refuse_changes(method: &Method) -> Option<Response<HyperBody>> {
     if method == Method::GET || method == Method::HEAD {
         return None;
     }

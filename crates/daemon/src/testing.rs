@@ -25,8 +25,8 @@ use forebay_threads::Mutex;
 
 use super::hand_over::Items;
 use super::host_api::{
-    Closing, Condition, Contents, Copied, Count, Creation, Definition, Existing, Identity, Making,
-    Remains, Reports, Serving, StartError, Task,
+    BlockTask, CachedBlocks, Closing, Condition, Copied, Count, Creation, Definition, Existing,
+    Making, Remains, Reports, Serving, StartError, VolumeUuids,
 };
 use super::work::Work;
 use crate::curve::{Sizes, ram_row};
@@ -299,13 +299,13 @@ impl Reports for FakeHost {
         self.report(name, Count::Known).map(|report| Condition::of(report.state))
     }
 
-    fn identity(&self, name: &VolumeName) -> Option<Identity> {
+    fn identity(&self, name: &VolumeName) -> Option<VolumeUuids> {
         let volume = self.running.lock().get(name)?.uuid?;
-        Some(Identity { volume, cache: FAKE_CACHE })
+        Some(VolumeUuids { volume, cache: FAKE_CACHE })
     }
 
     fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity> {
-        self.identity(name).map(Identity::told_apart)
+        self.identity(name).map(VolumeUuids::told_apart)
     }
 
     fn note_positions(&self) {}
@@ -477,11 +477,11 @@ impl Serving for FakeHost {
     }
 }
 
-impl Contents for FakeHost {
-    fn run(&self, task: &Task, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+impl CachedBlocks for FakeHost {
+    fn run(&self, task: &BlockTask, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
         let how = match task {
-            Task::Drop(DropRequest { ram: true, .. }) => " ram",
-            Task::Drop(DropRequest { ssd: true, .. }) => " ssd",
+            BlockTask::Drop(DropRequest { ram: true, .. }) => " ram",
+            BlockTask::Drop(DropRequest { ssd: true, .. }) => " ssd",
             _ => "",
         };
         self.ask(task.verb(), &volume.name, how, work)

@@ -75,7 +75,7 @@ pub(crate) struct Volumes {
     /// Volumes that were served when the daemon ended, and have not been started again yet.
     waiting: Mutex<BTreeSet<VolumeName>>,
     programs: Programs,
-    watched: watching::Watched,
+    watched: watching::WatchResults,
 }
 
 impl Volumes {
@@ -100,7 +100,7 @@ impl Volumes {
             unpublished: Mutex::default(),
             waiting,
             programs,
-            watched: watching::Watched::default(),
+            watched: watching::WatchResults::default(),
         })
     }
 

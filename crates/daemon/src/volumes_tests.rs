@@ -5,8 +5,8 @@ use forebay_core::Durability;
 
 use super::starting::Restored;
 use super::*;
-use crate::host_api::{Reports, Task};
-use crate::signals::{End, StopRequest};
+use crate::host_api::{BlockTask, Reports};
+use crate::signals::{EndRequest, StopRequest};
 use crate::testing::{FakeFrontEnd, FakeHost, deleting};
 use forebay_testkit::TempDir;
 
@@ -227,7 +227,7 @@ fn a_stop_request_ends_the_restore() {
     daemon.create("a", "origin").expect("good");
     let daemon = daemon.restart();
     let stop = StopRequest::default();
-    assert!(stop.ask(End::Stop) && !stop.ask(End::Stop));
+    assert!(stop.ask(EndRequest::Stop) && !stop.ask(EndRequest::Stop));
     assert_eq!(daemon.volumes.restore(&stop, Duration::ZERO), restored(0, 0, 1));
     assert!(daemon.asked().is_empty());
 }
@@ -475,7 +475,7 @@ fn verbs_are_about_volumes_that_are_there() {
     let daemon = Daemon::new();
     let absent = name("absent");
     for result in [
-        daemon.volumes.run(&absent, Task::Flush),
+        daemon.volumes.run(&absent, BlockTask::Flush),
         daemon.volumes.stop(&absent, Stopping::default()),
         daemon.volumes.start(&absent, StartRequest::default()),
         daemon.volumes.delete(&absent, deleting(true)),
@@ -487,7 +487,8 @@ fn verbs_are_about_volumes_that_are_there() {
     daemon.end(daemon.volumes.start(&name("a"), StartRequest::default())).expect("it is running");
     daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
     daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("it is stopped");
-    let refused = daemon.end(daemon.volumes.run(&name("a"), Task::Flush)).expect_err("stopped");
+    let refused =
+        daemon.end(daemon.volumes.run(&name("a"), BlockTask::Flush)).expect_err("stopped");
     assert_eq!(refused.kind, ErrorKind::Refused);
     assert_eq!(daemon.asked(), ["create a", "stop a"]);
 }
@@ -506,7 +507,7 @@ fn a_stop_does_not_wait_for_a_flush_that_never_ends() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     daemon.fail("hang flush a");
-    let flush = daemon.volumes.run(&name("a"), Task::Flush).expect("free");
+    let flush = daemon.volumes.run(&name("a"), BlockTask::Flush).expect("free");
     let busy = daemon.volumes.start(&name("a"), StartRequest::default()).expect_err("busy");
     assert_eq!(busy.kind, ErrorKind::Busy);
     daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("the flush gives up");
@@ -551,12 +552,12 @@ fn a_prefetch_ends_for_any_other_command() {
     daemon.create("a", "origin").expect("good");
     daemon.fail("hang prefetch a");
     for round in 0..3 {
-        let id = daemon.volumes.run(&name("a"), Task::Prefetch).expect("good");
-        let busy = daemon.volumes.run(&name("a"), Task::Prefetch).expect_err("one at a time");
+        let id = daemon.volumes.run(&name("a"), BlockTask::Prefetch).expect("good");
+        let busy = daemon.volumes.run(&name("a"), BlockTask::Prefetch).expect_err("one at a time");
         assert_eq!(busy.kind, ErrorKind::Busy);
         let other = match round {
-            0 => daemon.volumes.run(&name("a"), Task::Flush),
-            1 => daemon.volumes.run(&name("a"), Task::Drop(DropRequest::default())),
+            0 => daemon.volumes.run(&name("a"), BlockTask::Flush),
+            1 => daemon.volumes.run(&name("a"), BlockTask::Drop(DropRequest::default())),
             _ => daemon.volumes.stop(&name("a"), Stopping::default()),
         };
         daemon.end(other).expect("it need not wait");

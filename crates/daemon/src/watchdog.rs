@@ -12,7 +12,7 @@ use forebay_threads::Instant;
 use forebay_admin::ApiError;
 
 use super::host_api::Count;
-use super::notify::{Ending, ServiceManager};
+use super::notify::{ServiceManager, ShutdownProgress};
 use super::signals::StopRequest;
 use super::volumes::Volumes;
 
@@ -32,7 +32,7 @@ pub(crate) fn start(
     manager: &ServiceManager,
     volumes: &Arc<Volumes>,
     stop: &Arc<StopRequest>,
-    ending: &Arc<Ending>,
+    ending: &Arc<ShutdownProgress>,
 ) -> Result<(), ApiError> {
     let Some(limit) = manager.watchdog() else { return Ok(()) };
     let (manager, volumes, stop) = (manager.clone(), volumes.clone(), stop.clone());

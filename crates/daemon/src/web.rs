@@ -20,10 +20,10 @@ use hyper::header::{
 use hyper::{Request, Response};
 use serde_json::json;
 
-use super::http::{Body, HttpAnswer, HttpRequest};
+use super::http::{HttpAnswer, HttpRequest, HyperBody};
 use super::volumes::Volumes;
 use super::{api, tcp};
-use live::Live;
+use live::LiveFeed;
 
 /// Most connections at a time; more than streams, so that the page itself can always be read.
 const MAX_CONNECTIONS: usize = 64;
@@ -73,13 +73,13 @@ pub(crate) fn claim(address: SocketAddr) -> Result<Claimed, ApiError> {
 pub(crate) struct Web {
     claimed: Claimed,
     volumes: Arc<Volumes>,
-    live: Arc<Live>,
+    live: Arc<LiveFeed>,
 }
 
 impl Web {
     /// Makes the page; its history is in `state_dir`.
     pub(crate) fn new(claimed: Claimed, state_dir: &Path, volumes: &Arc<Volumes>) -> Arc<Self> {
-        let live = Live::new(state_dir, volumes.clone());
+        let live = LiveFeed::new(state_dir, volumes.clone());
         Arc::new(Web { claimed, volumes: volumes.clone(), live })
     }
 
@@ -106,7 +106,7 @@ impl Web {
     }
 }
 
-async fn answer<B>(web: Arc<Web>, request: Request<B>) -> Response<Body> {
+async fn answer<B>(web: Arc<Web>, request: Request<B>) -> Response<HyperBody> {
     let answered = match tcp::guard::check("--web", request.headers(), web.claimed.bound) {
         Ok(()) => web.answer(&request).await,
         Err(error) => Err(error),
@@ -119,7 +119,7 @@ async fn answer<B>(web: Arc<Web>, request: Request<B>) -> Response<Body> {
 }
 
 impl Web {
-    async fn answer<B>(&self, request: &Request<B>) -> Result<Response<Body>, ApiError> {
+    async fn answer<B>(&self, request: &Request<B>) -> Result<Response<HyperBody>, ApiError> {
         if let Some(refused) = tcp::refuse_changes(request.method()) {
             return Ok(refused);
         }
@@ -143,7 +143,7 @@ impl Web {
     }
 
     /// Answers as the admin API does, on a thread that may block.
-    async fn ask(&self, target: String) -> Result<Response<Body>, ApiError> {
+    async fn ask(&self, target: String) -> Result<Response<HyperBody>, ApiError> {
         let (method, accept, last_event) = ("GET".to_owned(), String::new(), None);
         let request = HttpRequest { method, target, accept, last_event, body: Vec::new() };
         let volumes = self.volumes.clone();

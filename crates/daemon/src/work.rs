@@ -18,7 +18,7 @@ use forebay_threads::{Instant, Mutex, MutexGuard};
 
 /// The progress of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Phase {
+enum OperationPhase {
     /// It has changed nothing that lasts, and can be withdrawn.
     #[default]
     Preparing,
@@ -38,7 +38,7 @@ pub(crate) trait Claimed: fmt::Debug + Send + Sync {}
 
 #[derive(Debug, Default)]
 struct State {
-    phase: Phase,
+    phase: OperationPhase,
     cancelled: bool,
     progress: Progress,
     patience: Option<Duration>,
@@ -122,17 +122,21 @@ impl Work {
     pub(crate) fn commit(&self) -> Result<Effect, Cancelled> {
         let mut state = self.state();
         match state.phase {
-            _ if planted::has(PlantedBug::WithdrawnGoesOn) => state.phase = Phase::Committed,
-            Phase::Preparing if !state.cancelled => state.phase = Phase::Committed,
-            Phase::Preparing | Phase::Withdrawn => return Err(Cancelled),
-            Phase::Committed => {}
+            _ if planted::has(PlantedBug::WithdrawnGoesOn) => {
+                state.phase = OperationPhase::Committed
+            }
+            OperationPhase::Preparing if !state.cancelled => {
+                state.phase = OperationPhase::Committed
+            }
+            OperationPhase::Preparing | OperationPhase::Withdrawn => return Err(Cancelled),
+            OperationPhase::Committed => {}
         }
         Ok(Effect(()))
     }
 
     /// Returns the effect that the commit gave, if that point has been passed.
     pub(crate) fn committed(&self) -> Option<Effect> {
-        (self.state().phase == Phase::Committed).then_some(Effect(()))
+        (self.state().phase == OperationPhase::Committed).then_some(Effect(()))
     }
 
     /// Returns work on the same devices that may fail, be given up or continue without an effect on
@@ -146,10 +150,10 @@ impl Work {
     /// be waited for.
     pub(crate) fn withdraw(&self) -> bool {
         let mut state = self.state();
-        if state.phase == Phase::Committed {
+        if state.phase == OperationPhase::Committed {
             return planted::has(PlantedBug::CommittedIsGivenUp);
         }
-        (state.phase, state.cancelled) = (Phase::Withdrawn, true);
+        (state.phase, state.cancelled) = (OperationPhase::Withdrawn, true);
         true
     }
 

@@ -25,7 +25,7 @@ const STEP: Duration = Duration::from_millis(25);
 
 /// Whether a change of the state may be left out if its command is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum ChangeStage {
     /// Yes, unless the command has committed.
     Begins,
     /// No: it completes a lasting change, or undoes one.
@@ -33,14 +33,14 @@ pub(crate) enum Change {
 }
 
 /// The turns of those who write the state.
-pub(crate) struct Writer {
+pub(crate) struct StateWriter {
     dir: PathBuf,
     taken: Mutex<bool>,
     free: Condvar,
 }
 
 /// The right to write the state, until it is dropped.
-pub(crate) struct Turn<'a>(&'a Writer);
+pub(crate) struct Turn<'a>(&'a StateWriter);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
@@ -49,10 +49,10 @@ impl Drop for Turn<'_> {
     }
 }
 
-impl Writer {
+impl StateWriter {
     /// Makes a writer that is free. `dir`: the directory, for messages.
     pub(crate) fn new(dir: PathBuf) -> Self {
-        Writer { dir, taken: Mutex::new(false), free: Condvar::new() }
+        StateWriter { dir, taken: Mutex::new(false), free: Condvar::new() }
     }
 
     fn silent(&self) -> String {
@@ -64,13 +64,13 @@ impl Writer {
     /// # Errors
     /// The command was cancelled, or has waited for too long, and was withdrawn: it has changed
     /// nothing.
-    pub(crate) fn turn(&self, work: &Work, change: Change) -> Result<Turn<'_>, ApiError> {
+    pub(crate) fn turn(&self, work: &Work, change: ChangeStage) -> Result<Turn<'_>, ApiError> {
         let since = Instant::now();
         let mut taken = self.taken.lock();
         while *taken {
             let is_long = since.elapsed() >= PATIENCE;
             if work.is_cancelled() || is_long {
-                if change == Change::Begins && work.withdraw() {
+                if change == ChangeStage::Begins && work.withdraw() {
                     return Err(match is_long {
                         true => ApiError::failed(format!("{}; nothing was changed", self.silent())),
                         false => {
@@ -138,13 +138,13 @@ mod tests {
     use super::*;
 
     /// A writer whose turn another one has until the sender is dropped.
-    fn taken() -> (Arc<Writer>, forebay_threads::SyncSender<()>) {
-        let writer = Arc::new(Writer::new("/state".into()));
+    fn taken() -> (Arc<StateWriter>, forebay_threads::SyncSender<()>) {
+        let writer = Arc::new(StateWriter::new("/state".into()));
         let (end, ends) = sync_channel::<()>(1);
         let (tell, told) = sync_channel(1);
         let own = writer.clone();
         let thread = forebay_threads::spawn("other", move || {
-            let turn = own.turn(&Work::default(), Change::Begins).expect("free");
+            let turn = own.turn(&Work::default(), ChangeStage::Begins).expect("free");
             let _ = tell.send(());
             turn.run(&Work::default(), || ());
             let _ = ends.recv();
@@ -160,18 +160,18 @@ mod tests {
         let work = Arc::new(Work::default());
         let cancels = work.clone();
         let thread = forebay_threads::spawn("cancels", move || cancels.cancel());
-        let error = writer.turn(&work, Change::Begins).err().expect("cancelled");
+        let error = writer.turn(&work, ChangeStage::Begins).err().expect("cancelled");
         drop(thread.expect("a thread"));
         assert_eq!(error.kind, ErrorKind::Cancelled);
         assert!(error.message.contains("/state does not answer"), "{error}");
         assert!(work.commit().is_err(), "it has no effect any more");
         drop(end);
-        drop(writer.turn(&Work::default(), Change::Begins).expect("free again"));
+        drop(writer.turn(&Work::default(), ChangeStage::Begins).expect("free again"));
     }
 
     #[test]
     fn a_write_that_has_begun_or_reverts_is_late_and_continues() {
-        for (committed, change) in [(true, Change::Begins), (false, Change::Ends)] {
+        for (committed, change) in [(true, ChangeStage::Begins), (false, ChangeStage::Ends)] {
             let (writer, end) = taken();
             let work = Arc::new(Work::default());
             assert!(!committed || work.commit().is_ok());
@@ -193,10 +193,10 @@ mod tests {
 
     #[test]
     fn a_slow_write_marks_a_cancelled_command_late_until_it_ends() {
-        let writer = Writer::new("/state".into());
+        let writer = StateWriter::new("/state".into());
         let work = Arc::new(Work::default());
         work.cancel();
-        let turn = writer.turn(&work, Change::Begins).expect("free");
+        let turn = writer.turn(&work, ChangeStage::Begins).expect("free");
         let told = work.clone();
         let result = turn.run(&work, move || {
             while told.late().is_none() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_daemon::Opener;
-use forebay_daemon::embedded::{Answer, Embedded, Environment};
+use forebay_daemon::embedded::{ApiResponse, Embedded, Environment};
 use forebay_device::{Access, Device, DeviceSpec, OpenError, RamDevice};
 use forebay_testkit::TempDir;
 use forebay_threads::{Mutex, Plan, Simulation, sleep};
@@ -49,7 +49,7 @@ fn open(dir: &TempDir, disks: &Arc<Disks>) -> Embedded {
 }
 
 /// Gives a command, and waits for its end.
-fn command(daemon: &Embedded, target: &str, body: &Value) -> Answer {
+fn command(daemon: &Embedded, target: &str, body: &Value) -> ApiResponse {
     let mut answer = daemon.ask("POST", target, body);
     while answer.body["state"] == "running" {
         sleep(Duration::from_millis(50));

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueHint};
 
-use crate::client::Client;
-use crate::exit::{self, Outcome};
+use crate::client::DaemonClient;
+use crate::exit::{self, VerbResult};
 use crate::output::print_line;
 use crate::values::timeout;
 use crate::verbs::{
@@ -185,9 +185,9 @@ pub(crate) fn parse() -> Result<Cli, u8> {
 ///
 /// # Errors
 /// The verb failed.
-pub(crate) fn run(cli: Cli) -> Outcome {
+pub(crate) fn run(cli: Cli) -> VerbResult {
     let Cli { socket, timeout, verb } = cli;
-    let client = |socket| Client::new(socket, timeout);
+    let client = |socket| DaemonClient::new(socket, timeout);
     if !matches!(verb, Verb::Daemon(_)) {
         signals::unblock();
     }

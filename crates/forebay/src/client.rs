@@ -28,12 +28,12 @@ const JSON: &str = "application/json";
 
 /// A daemon, identified by its admin socket.
 #[derive(Clone)]
-pub(crate) struct Client {
+pub(crate) struct DaemonClient {
     socket: PathBuf,
     patience: Patience,
 }
 
-impl Client {
+impl DaemonClient {
     /// Addresses the daemon at the given socket, or at the default one. Each answer may take as
     /// long as `timeout`, or half a minute.
     ///
@@ -43,12 +43,12 @@ impl Client {
         socket: Option<PathBuf>,
         timeout: Option<Duration>,
     ) -> Result<Self, ApiError> {
-        Ok(Client { socket: paths::admin_socket(socket)?, patience: Patience::new(timeout) })
+        Ok(DaemonClient { socket: paths::admin_socket(socket)?, patience: Patience::new(timeout) })
     }
 
     /// Returns a client that prints nothing while it waits, for at most `limit`.
     pub(crate) fn silently(&self, limit: Duration) -> Self {
-        Client { patience: self.patience.silently(limit), ..self.clone() }
+        DaemonClient { patience: self.patience.silently(limit), ..self.clone() }
     }
 
     /// Returns the path of the socket.
@@ -71,7 +71,7 @@ impl Client {
     /// Sends a request with parameters.
     ///
     /// # Errors
-    /// As [`Client::get`].
+    /// As [`DaemonClient::get`].
     pub(crate) fn call<A: Argument, Q: Serialize, R: DeserializeOwned>(
         &self,
         endpoint: &Endpoint<A, Q, R>,
@@ -88,7 +88,7 @@ impl Client {
     /// Returns the answer at a path as it is.
     ///
     /// # Errors
-    /// As [`Client::get`].
+    /// As [`DaemonClient::get`].
     pub(crate) fn get_raw(&self, path: &str) -> Result<Bytes, ApiError> {
         let (status, body) = self.round_trip("GET", path, &[])?;
         successful(status, body)
@@ -211,7 +211,7 @@ mod tests {
     fn answered_with(answer: &[u8]) -> Result<serde_json::Value, String> {
         let dir = TempDir::new("client");
         let listener = UnixListener::bind(dir.path().join("s")).expect("free");
-        let client = Client::new(Some(dir.path().join("s")), None).expect("a path");
+        let client = DaemonClient::new(Some(dir.path().join("s")), None).expect("a path");
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let (mut peer, _) = listener.accept().expect("the client connects");

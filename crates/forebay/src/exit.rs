@@ -12,7 +12,7 @@ use forebay_core::text::usage_line;
 use forebay_daemon::log;
 
 /// Result of a verb.
-pub(crate) type Outcome = Result<(), ApiError>;
+pub(crate) type VerbResult = Result<(), ApiError>;
 
 /// Exit codes of the process, with their meanings.
 pub(crate) const EXIT_CODES: [(u8, &str); 6] = [
@@ -34,7 +34,7 @@ pub(crate) fn exit_codes() -> String {
 }
 
 /// Reports an outcome and returns its exit code.
-pub(crate) fn code(outcome: Outcome) -> u8 {
+pub(crate) fn code(outcome: VerbResult) -> u8 {
     match outcome {
         Ok(()) => 0,
         Err(error) => {

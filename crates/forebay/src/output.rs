@@ -17,14 +17,14 @@ use std::io::{ErrorKind, Write};
 
 use forebay_admin::ApiError;
 
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 pub(crate) use crate::exit::note;
 
 /// Writes to stdout. A reader that closes the pipe early, like `head`, is not an error.
 ///
 /// # Errors
 /// Any other failure to write, such as a full disk.
-pub(crate) fn print_bytes(bytes: &[u8]) -> Outcome {
+pub(crate) fn print_bytes(bytes: &[u8]) -> VerbResult {
     print_more(bytes).map(|_| ())
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn print_more(bytes: &[u8]) -> Result<bool, ApiError> {
 ///
 /// # Errors
 /// As [`print_bytes`].
-pub(crate) fn print_text(text: &str) -> Outcome {
+pub(crate) fn print_text(text: &str) -> VerbResult {
     print_bytes(text.as_bytes())
 }
 
@@ -53,6 +53,6 @@ pub(crate) fn print_text(text: &str) -> Outcome {
 ///
 /// # Errors
 /// As [`print_bytes`].
-pub(crate) fn print_line(text: &str) -> Outcome {
+pub(crate) fn print_line(text: &str) -> VerbResult {
     print_text(&format!("{text}\n"))
 }

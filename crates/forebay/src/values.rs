@@ -14,7 +14,7 @@ const MOST: Duration = Duration::from_secs(30 * 86400);
 /// Parses one of some words with the type's own parser, which accepts short forms and reports its
 /// own errors; completions offer the words.
 #[derive(Clone, Copy)]
-pub(crate) struct Words<T: 'static>(pub(crate) &'static [T]);
+pub(crate) struct WordParser<T: 'static>(pub(crate) &'static [T]);
 
 /// A type whose values have names.
 pub(crate) trait Word:
@@ -36,7 +36,7 @@ macro_rules! words {
 
 words!(Mode, ReplacementKind, Durability, Format, EventKind);
 
-impl<T: Word> TypedValueParser for Words<T> {
+impl<T: Word> TypedValueParser for WordParser<T> {
     type Value = T;
 
     fn parse_ref(

@@ -35,8 +35,8 @@ use clap::Args;
 use forebay_admin::VolumeName;
 use forebay_admin::api::Operate;
 
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 
 /// Arguments of verbs that take one volume.
 #[derive(Debug, Args)]
@@ -47,12 +47,12 @@ pub(crate) struct NameArgs {
 
 /// Starts an operation on a volume and follows it to its end.
 fn operate<Q: serde::Serialize>(
-    client: &Client,
+    client: &DaemonClient,
     endpoint: &Operate<Q>,
     name: &VolumeName,
     request: &Q,
     doing: &str,
-) -> Outcome {
+) -> VerbResult {
     let begun = client.call(endpoint, name, request)?;
     progress::follow(client, begun, &format!("{doing} {name}"))
 }

@@ -78,10 +78,10 @@ pub(crate) fn store_error(error: StoreError) -> ApiError {
 }
 
 /// Opens a device on the lane of [`run`].
-type Opener = Rc<dyn Fn(&Arc<dyn Device>) -> Result<Queue, DeviceError>>;
+type QueueOpener = Rc<dyn Fn(&Arc<dyn Device>) -> Result<Queue, DeviceError>>;
 
 /// Returns a function that opens queues on the lane of [`run`].
-pub(crate) fn opener(lane: &LaneLoop) -> Opener {
+pub(crate) fn opener(lane: &LaneLoop) -> QueueOpener {
     let lane = lane.clone();
     Rc::new(move |device| lane.open(&**device))
 }

@@ -21,7 +21,7 @@ use crate::device::{self, store_error};
 const PIECE: usize = 64 << 10;
 
 /// An output format.
-trait Writer: Send {
+trait DumpWriter: Send {
     fn roots(&mut self, superblock: &Superblock, volumes: &[VolumeRecord]);
     fn checkpoint(&mut self, header: Result<&CheckpointHeader, &str>);
     /// Some lines of the segment table, from the segment `first` on.
@@ -55,8 +55,8 @@ pub fn run(
     options: Options,
     print: impl Fn(&str) -> Result<(), ApiError> + Send + 'static,
 ) -> Result<(), ApiError> {
-    let writer: Box<dyn Writer> = match options.json {
-        true => Box::new(json::Lines::default()),
+    let writer: Box<dyn DumpWriter> = match options.json {
+        true => Box::new(json::JsonLines::default()),
         false => Box::new(text::Text::default()),
     };
     let job = move |lane, device| dump(lane, device, writer, options, print);
@@ -70,7 +70,7 @@ pub fn run(
 /// The device cannot be read, or has no cache.
 pub fn roots_of(device: &str) -> Result<String, ApiError> {
     let job = async |lane: LaneLoop, device: Arc<dyn Device>| {
-        let mut writer = json::Lines::default();
+        let mut writer = json::JsonLines::default();
         let queue = lane.open(&*device).map_err(|error| ApiError::failed(error.to_string()))?;
         let roots = read_roots(&device, &queue).await.map_err(store_error)?;
         writer.roots(&roots.superblock, &roots.volumes);
@@ -98,7 +98,7 @@ fn without_identities(line: &str) -> String {
 async fn dump(
     lane: LaneLoop,
     device: Arc<dyn Device>,
-    mut writer: Box<dyn Writer>,
+    mut writer: Box<dyn DumpWriter>,
     Options { records, entries, .. }: Options,
     print: impl Fn(&str) -> Result<(), ApiError>,
 ) -> Result<(), ApiError> {
@@ -144,7 +144,7 @@ async fn dump(
 async fn checkpoint(
     queue: &Queue,
     superblock: &Superblock,
-    writer: &mut dyn Writer,
+    writer: &mut dyn DumpWriter,
     print: &impl Fn(&str) -> Result<(), ApiError>,
 ) -> Result<(), ApiError> {
     let mut source = match CheckpointSource::open(queue, superblock).await {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use forebay_admin::{ErrorBody, ErrorKind, Operation, OperationId, OperationState};
-use forebay_daemon::embedded::{Answer, Embedded};
+use forebay_daemon::embedded::{ApiResponse, Embedded};
 use forebay_threads::{Instant, sleep};
 use serde_json::{Value, json};
 
@@ -163,7 +163,7 @@ impl Command {
         Issued { command: *self, id, report }
     }
 
-    fn follow(&self, daemon: &Embedded, answer: Answer) -> (Option<OperationId>, Report) {
+    fn follow(&self, daemon: &Embedded, answer: ApiResponse) -> (Option<OperationId>, Report) {
         let begun = Instant::now();
         let mut operation = match operation_in(answer) {
             Ok(operation) => operation,
@@ -199,7 +199,7 @@ impl Command {
     }
 }
 
-fn operation_in(answer: Answer) -> Result<Operation, Report> {
+fn operation_in(answer: ApiResponse) -> Result<Operation, Report> {
     if answer.status < 300
         && let Ok(operation) = serde_json::from_value(answer.body.clone())
     {

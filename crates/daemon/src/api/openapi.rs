@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_admin::endpoint::{About, Answer};
+use forebay_admin::endpoint::{About, ResponseKind};
 use forebay_admin::{ErrorBody, ErrorKind};
 use schemars::generate::SchemaSettings;
 use schemars::transform::RecursiveTransform;
@@ -136,26 +136,26 @@ fn answers(route: &About, sent: &mut SchemaGenerator) -> Value {
     let text = json!({ "type": "string" });
     let mut own = || of_json(&(route.answer_schema)(sent));
     match route.answer {
-        Answer::Json => add("200", "Done.", own()),
-        Answer::Accepted => add("202", "It begins.", own()),
-        Answer::Operation => {
+        ResponseKind::Json => add("200", "Done.", own()),
+        ResponseKind::Accepted => add("202", "It begins.", own()),
+        ResponseKind::Operation => {
             add("200", "The operation has ended, well or not.", own());
             add("202", "The operation runs.", own());
         }
-        Answer::Events => {
+        ResponseKind::Events => {
             let mut content = own();
             content[stream::MEDIA_TYPE] = json!({ "schema": text });
             add("200", "The events.", content);
         }
-        Answer::Metrics => add(
+        ResponseKind::Metrics => add(
             "200",
             "The metrics.",
             json!({ "application/openmetrics-text": { "schema": text }, "text/plain": { "schema": text } }),
         ),
-        Answer::Trace => {
+        ResponseKind::Trace => {
             add("200", "The trace.", json!({ recording::MEDIA_TYPE: { "schema": text } }))
         }
-        Answer::Document => add(
+        ResponseKind::Document => add(
             "200",
             "The document.",
             json!({ "application/json": { "schema": { "type": "object" } } }),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_admin::endpoint::{About, Answer, Argument, Endpoint};
+use forebay_admin::endpoint::{About, Argument, Endpoint, ResponseKind};
 use forebay_admin::{ApiError, ErrorKind, Operation, OperationId, OperationState};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -57,7 +57,7 @@ pub(super) fn json<A: Argument, Q: DeserializeOwned, R: Serialize>(
     endpoint: &'static Endpoint<A, Q, R>,
     run: impl Fn(&Call<'_>, A, Q) -> Result<R, ApiError> + Send + Sync + 'static,
 ) -> Route {
-    let status = if endpoint.about.answer == Answer::Accepted { 202 } else { 200 };
+    let status = if endpoint.about.answer == ResponseKind::Accepted { 202 } else { 200 };
     answer(endpoint, move |call, argument, request| {
         run(call, argument, request).map(|answer| HttpAnswer::json(status, &answer))
     })

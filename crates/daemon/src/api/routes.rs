@@ -13,7 +13,7 @@ use super::openapi;
 use super::route::{Answered, Call, GRACE, Route, answer, begin, json, state_of};
 use crate::curve::Sizes;
 use crate::events::{query::Query, stream};
-use crate::host_api::{Count, Task};
+use crate::host_api::{BlockTask, Count};
 use crate::http::HttpAnswer;
 use crate::metrics::{self, text::Format};
 use crate::recording::MOST_SECONDS;
@@ -60,17 +60,22 @@ pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
         json(&api::LOST, |call, name, _| call.volumes.lost(&name)),
         json(&api::PINS, |call, name, _| call.volumes.pins(&name)),
         begin(&api::SET, Volumes::set),
-        begin(&api::FLUSH, |volumes, name, _| volumes.run(name, Task::Flush)),
-        begin(&api::DROP, |volumes, name, tiers| volumes.run(name, Task::Drop(tiers))),
+        begin(&api::FLUSH, |volumes, name, _| volumes.run(name, BlockTask::Flush)),
+        begin(&api::DROP, |volumes, name, tiers| volumes.run(name, BlockTask::Drop(tiers))),
         begin(&api::PREFETCH, |volumes, name, RangesRequest { ranges }| {
-            let task = if ranges.is_empty() { Task::Prefetch } else { Task::Fill(ranges) };
+            let task =
+                if ranges.is_empty() { BlockTask::Prefetch } else { BlockTask::Fill(ranges) };
             volumes.run(name, task)
         }),
-        begin(&api::PIN, |volumes, name, ranges| volumes.run(name, Task::Pin(ranges.named()?))),
-        begin(&api::UNPIN, |volumes, name, RangesRequest { ranges }| {
-            volumes.run(name, Task::Unpin(ranges))
+        begin(&api::PIN, |volumes, name, ranges| {
+            volumes.run(name, BlockTask::Pin(ranges.named()?))
         }),
-        begin(&api::EVICT, |volumes, name, ranges| volumes.run(name, Task::Evict(ranges.named()?))),
+        begin(&api::UNPIN, |volumes, name, RangesRequest { ranges }| {
+            volumes.run(name, BlockTask::Unpin(ranges))
+        }),
+        begin(&api::EVICT, |volumes, name, ranges| {
+            volumes.run(name, BlockTask::Evict(ranges.named()?))
+        }),
         begin(&api::STOP, Volumes::stop),
         begin(&api::START, Volumes::start),
         begin(&api::DELETE, Volumes::delete),

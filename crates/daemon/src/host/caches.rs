@@ -1,4 +1,4 @@
-//! The open cache devices, each in a [`Place`] of its own.
+//! The open cache devices, each in a [`CacheSlot`] of its own.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -18,11 +18,11 @@ use super::faults;
 use super::lanes::Lanes;
 use crate::host_api::fresh_uuid;
 use crate::known::{Known, Position};
-use crate::ledger::Notes;
+use crate::ledger::FileLedger;
 
 /// Identifies a cache device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Key {
+enum CacheKey {
     Device(DeviceIdentity),
     /// RAM is never shared: it belongs to the volume that requested it.
     Ram(VolumeName),
@@ -30,14 +30,14 @@ enum Key {
 
 /// A slot for one cache, open or not. Its lock is held while the cache is inspected, opened or
 /// closed: only for as long as the cache device takes, and never while waiting for an origin.
-pub(super) struct Place {
+pub(super) struct CacheSlot {
     /// Its number, the same on all lanes.
     pub(super) number: u64,
     /// Whether its content is lost when it is closed.
     pub(super) volatile: bool,
     /// Whether the volumes of an open cache still have the UUIDs of those that it is a copy of.
     pub(super) is_copy: AtomicBool,
-    notes: Arc<Notes>,
+    notes: Arc<FileLedger>,
     open: Mutex<Option<Arc<Cache>>>,
     /// Operations that may bring a volume here.
     users: AtomicUsize,
@@ -46,26 +46,26 @@ pub(super) struct Place {
 }
 
 /// Keeps the cache of a place open, even without a volume.
-pub(super) struct Use(Arc<Place>);
+pub(super) struct CacheUse(Arc<CacheSlot>);
 
-impl Drop for Use {
+impl Drop for CacheUse {
     fn drop(&mut self) {
         self.0.users.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl Place {
+impl CacheSlot {
     /// Locks the place, and returns the cache if it is open.
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<Arc<Cache>>> {
         self.open.lock()
     }
 
-    /// Locks as [`Place::lock`] does, but fails at once if the place is locked.
+    /// Locks as [`CacheSlot::lock`] does, but fails at once if the place is locked.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<Arc<Cache>>>> {
         self.open.try_lock()
     }
 
-    /// Locks as [`Place::lock`] does, but fails if the place stays locked for longer than
+    /// Locks as [`CacheSlot::lock`] does, but fails if the place stays locked for longer than
     /// `patience`.
     pub(super) fn lock_within(
         &self,
@@ -84,9 +84,9 @@ impl Place {
     /// [`EngineHost::close_unused`].
     ///
     /// [`EngineHost::close_unused`]: super::EngineHost::close_unused
-    pub(super) fn use_it(self: &Arc<Self>) -> Use {
+    pub(super) fn use_it(self: &Arc<Self>) -> CacheUse {
         self.users.fetch_add(1, Ordering::SeqCst);
-        Use(self.clone())
+        CacheUse(self.clone())
     }
 
     /// Notes a stopped volume.
@@ -106,7 +106,7 @@ impl Place {
         !left.is_empty()
     }
 
-    /// Whether a [`Use`] keeps the cache open.
+    /// Whether a [`CacheUse`] keeps the cache open.
     pub(super) fn is_used(&self) -> bool {
         self.users.load(Ordering::SeqCst) > 0
     }
@@ -114,22 +114,22 @@ impl Place {
 
 /// All places.
 pub(super) struct Caches {
-    places: Mutex<HashMap<Key, Arc<Place>>>,
+    places: Mutex<HashMap<CacheKey, Arc<CacheSlot>>>,
     last: AtomicU64,
     /// The daemon's records of caches, open or not.
     pub(super) known: Arc<Known>,
     /// Notes about volumes, for the case that their cache devices are lost.
-    pub(super) notes: Arc<Notes>,
+    pub(super) notes: Arc<FileLedger>,
 }
 
 impl Caches {
     /// Starts without places.
-    pub(super) fn new(known: Arc<Known>, notes: Arc<Notes>) -> Self {
+    pub(super) fn new(known: Arc<Known>, notes: Arc<FileLedger>) -> Self {
         Caches { places: Mutex::default(), last: AtomicU64::new(0), known, notes }
     }
 
     /// Returns all places, in the order of their numbers.
-    pub(super) fn places(&self) -> Vec<Arc<Place>> {
+    pub(super) fn places(&self) -> Vec<Arc<CacheSlot>> {
         let mut places: Vec<_> = self.places.lock().values().cloned().collect();
         places.sort_by_key(|place| place.number);
         places
@@ -137,7 +137,7 @@ impl Caches {
 
     /// Returns the device of an open cache at another place that has one of these volumes: one of
     /// the two is a copy.
-    pub(super) fn other_with(&self, place: &Place, volumes: &[VolumeRecord]) -> Option<String> {
+    pub(super) fn other_with(&self, place: &CacheSlot, volumes: &[VolumeRecord]) -> Option<String> {
         let others = self.places().into_iter().filter(|other| other.number != place.number);
         others.into_iter().find_map(|other| {
             let open = other.try_lock()?.clone()?;
@@ -147,7 +147,7 @@ impl Caches {
     }
 
     /// Records the log position of a cache.
-    pub(super) fn note_position(&self, place: &Place, store: &Store) {
+    pub(super) fn note_position(&self, place: &CacheSlot, store: &Store) {
         if !place.volatile && !place.is_copy.load(Ordering::SeqCst) {
             let volumes = store.volumes().into_iter().map(|record| record.uuid);
             self.known.reached(store.uuid(), volumes, Position::from(store));
@@ -162,13 +162,13 @@ impl Caches {
         &self,
         spec: &DeviceSpec,
         volume: &VolumeName,
-    ) -> Result<Arc<Place>, ApiError> {
+    ) -> Result<Arc<CacheSlot>, ApiError> {
         let identity = spec.identity().map_err(|error| faults::open("cache", &error))?;
-        let key = identity.map_or_else(|| Key::Ram(volume.clone()), Key::Device);
+        let key = identity.map_or_else(|| CacheKey::Ram(volume.clone()), CacheKey::Device);
         let mut places = self.places.lock();
         let place = places.entry(key).or_insert_with(|| {
             let number = self.last.fetch_add(1, Ordering::Relaxed);
-            Arc::new(Place {
+            Arc::new(CacheSlot {
                 number,
                 volatile: spec.is_volatile(),
                 is_copy: AtomicBool::new(false),
@@ -190,7 +190,7 @@ impl Caches {
 /// The engine's; the cache is then not open on any lane.
 pub(super) fn open(
     lanes: &Lanes,
-    place: &Place,
+    place: &CacheSlot,
     device: Arc<dyn Device>,
     room: u64,
     grown: Vec<(VolumeId, u64)>,

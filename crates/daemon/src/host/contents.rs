@@ -10,11 +10,11 @@ use forebay_core::{Caching, OriginBlock, RamStrategy};
 use forebay_engine::{BlockSet, EngineLane, Volume};
 use forebay_ram::prefetch::prefetch;
 
-use super::report::Running;
-use super::waiting::Left;
+use super::report::ServedVolume;
+use super::waiting::RemainingBlocks;
 use super::{EngineHost, faults};
 use crate::devices::NO_CACHE;
-use crate::host_api::{Contents, Definition, Task};
+use crate::host_api::{BlockTask, CachedBlocks, Definition};
 use crate::work::Work;
 
 fn refused(message: String) -> ApiError {
@@ -45,20 +45,20 @@ fn blocks(volume: &Volume, ranges: &[ByteRange]) -> Result<BlockSet, ApiError> {
     Ok(volume.blocks_of(ranges.iter().map(|range| range.offset..range.offset + range.len)))
 }
 
-impl Contents for Arc<EngineHost> {
-    fn run(&self, task: &Task, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
+impl CachedBlocks for Arc<EngineHost> {
+    fn run(&self, task: &BlockTask, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
         let own = volume.clone();
         match task {
-            Task::Flush => {
+            BlockTask::Flush => {
                 self.attended(&volume.name, work, move |host, work| host.drain_now(&own.name, work))
             }
-            &Task::Drop(tiers) => self
+            &BlockTask::Drop(tiers) => self
                 .attended(&volume.name, work, move |host, work| host.drop_now(&own, tiers, work)),
-            Task::Prefetch => self.prefetch_into(volume, work),
-            Task::Fill(ranges) => self.fill_ranges(volume, ranges, work),
-            Task::Pin(ranges) => self.change_pins(volume, ranges, true, work),
-            Task::Unpin(ranges) => self.change_pins(volume, ranges, false, work),
-            Task::Evict(ranges) => self.evict_ranges(volume, ranges, work),
+            BlockTask::Prefetch => self.prefetch_into(volume, work),
+            BlockTask::Fill(ranges) => self.fill_ranges(volume, ranges, work),
+            BlockTask::Pin(ranges) => self.change_pins(volume, ranges, true, work),
+            BlockTask::Unpin(ranges) => self.change_pins(volume, ranges, false, work),
+            BlockTask::Evict(ranges) => self.evict_ranges(volume, ranges, work),
         }
     }
 
@@ -189,7 +189,7 @@ impl EngineHost {
     }
 
     /// Returns a served volume that has a cache device.
-    fn cached(&self, volume: &Definition) -> Result<Running, ApiError> {
+    fn cached(&self, volume: &Definition) -> Result<ServedVolume, ApiError> {
         if volume.cache == NO_CACHE {
             let message = format!("volume '{}' has no cache device", volume.name);
             return Err(ApiError::new(ErrorKind::Refused, message));
@@ -221,7 +221,7 @@ impl EngineHost {
         if pinned { self.fill_blocks(volume, &running, named, work) } else { Ok(()) }
     }
 
-    fn pin_in_engine(&self, running: &Running, blocks: BlockSet) -> Result<(), ApiError> {
+    fn pin_in_engine(&self, running: &ServedVolume, blocks: BlockSet) -> Result<(), ApiError> {
         let (number, name) = (running.place.number, running.volume.name.clone());
         self.lanes.run(0, move |state| async move {
             state.engine(number)?.pin(&name, &blocks).map_err(faults::engine)
@@ -258,12 +258,12 @@ impl EngineHost {
     fn fill_blocks(
         self: &Arc<Self>,
         volume: &Definition,
-        running: &Running,
+        running: &ServedVolume,
         blocks: BlockSet,
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
         let (name, unit) = (volume.name.to_string(), running.block_bytes());
-        let fill = move |engine: Rc<EngineLane>, left: Left| async move {
+        let fill = move |engine: Rc<EngineLane>, left: RemainingBlocks| async move {
             let progress = |blocks| left.set(blocks);
             let absent = engine.fill(&name, &blocks, progress).await.map_err(faults::engine)?;
             match absent {
@@ -285,7 +285,7 @@ impl EngineHost {
     ) -> Result<(), ApiError> {
         let running = self.cached(volume)?;
         let (named, name) = (blocks(&running.volume, ranges)?, volume.name.to_string());
-        let evict = move |engine: Rc<EngineLane>, left: Left| async move {
+        let evict = move |engine: Rc<EngineLane>, left: RemainingBlocks| async move {
             let progress = |blocks| left.set(blocks);
             engine.forget_clean_of(&name, &named, progress).await.map_err(faults::engine)
         };
@@ -297,10 +297,10 @@ impl EngineHost {
     fn on_engine<F>(
         self: &Arc<Self>,
         volume: &Definition,
-        running: &Running,
+        running: &ServedVolume,
         device: String,
         work: &Arc<Work>,
-        job: impl FnOnce(Rc<EngineLane>, Left) -> F + Send + 'static,
+        job: impl FnOnce(Rc<EngineLane>, RemainingBlocks) -> F + Send + 'static,
     ) -> Result<(), ApiError>
     where
         F: Future<Output = Result<(), ApiError>> + 'static,

@@ -14,9 +14,9 @@ use forebay_engine::{Cache, VolumeSpec, settings_of};
 use forebay_format::{PAGE, Superblock, Uuid, VolumeRecord};
 use forebay_store::{FormatOptions, Store, StoreOptions, format};
 
-use super::caches::{self, Place};
+use super::caches::{self, CacheSlot};
 use super::devices::Devices;
-use super::inspect::{self, Content};
+use super::inspect::{self, CacheContent};
 use super::overwriting::New;
 use super::volumes::{blocks_of, made, spec};
 use super::{EngineHost, How, access_of, faults, settings};
@@ -86,13 +86,13 @@ impl Drop for Made {
 }
 
 /// A creation that has looked at the cache device.
-struct Begun {
+struct PendingCreation {
     host: Arc<EngineHost>,
     new: New,
     created: bool,
 }
 
-impl Creation for Begun {
+impl Creation for PendingCreation {
     fn create(mut self: Box<Self>) -> Result<(), ApiError> {
         let New { volume, work, .. } = &self.new;
         let (host, name, work) = (self.host.clone(), volume.name.clone(), work.clone());
@@ -104,7 +104,7 @@ impl Creation for Begun {
     }
 }
 
-impl Drop for Begun {
+impl Drop for PendingCreation {
     fn drop(&mut self) {
         if !self.created && !planted::has(PlantedBug::NameStays) {
             self.host.served.remove(&self.new.volume.name);
@@ -128,7 +128,7 @@ impl Making for Arc<EngineHost> {
             volumes: volumes.to_vec(),
             work: work.clone(),
         };
-        let mut begun = Begun { host: self.clone(), new, created: false };
+        let mut begun = PendingCreation { host: self.clone(), new, created: false };
         let begun = self.attended(&volume.name, work, move |host, _| {
             host.see_first(&mut begun.new).map(|()| begun)
         })?;
@@ -228,7 +228,7 @@ impl EngineHost {
         new: &New,
         cache_spec: &DeviceSpec,
         origin: &Arc<dyn Device>,
-        place: &Arc<Place>,
+        place: &Arc<CacheSlot>,
     ) -> Result<Arc<Cache>, ApiError> {
         let volume = &new.volume;
         let _wait = self.served.wait_for(&volume.name, &volume.cache);
@@ -274,14 +274,14 @@ impl EngineHost {
                     inspect::content(&state.context, &device).await
                 })??;
                 match content {
-                    Content::Cache(roots) => {
+                    CacheContent::Cache(roots) => {
                         let Superblock { geometry, cache, .. } = roots.superblock;
                         (geometry.block, cache, roots.volumes)
                     }
-                    Content::Nothing => {
+                    CacheContent::Nothing => {
                         return Err(ApiError::invalid("cache", "it is not a Forebay cache").into());
                     }
-                    Content::Unusable(why) => {
+                    CacheContent::Unusable(why) => {
                         let message = format!("cache: {} cannot be used: {why}", volume.cache);
                         return Err(ApiError::new(ErrorKind::Refused, message)
                             .about("cache")
@@ -347,7 +347,7 @@ impl EngineHost {
         &self,
         volume: &Definition,
         origin: Arc<dyn Device>,
-        place: &Arc<Place>,
+        place: &Arc<CacheSlot>,
         cache: &Arc<Cache>,
         _: &Effect,
     ) -> Result<(), ApiError> {
@@ -404,11 +404,11 @@ impl EngineHost {
             .lanes
             .run(0, move |state| async move { inspect::content(&state.context, &own).await })??;
         let why = match content {
-            Content::Cache(roots) if is_theirs(volume, volumes, roots.superblock.cache) => {
+            CacheContent::Cache(roots) if is_theirs(volume, volumes, roots.superblock.cache) => {
                 return check_block_size(volume, roots.superblock.geometry.block);
             }
-            Content::Cache(_) => "holds another cache than theirs",
-            Content::Nothing | Content::Unusable(_) => "holds no usable cache",
+            CacheContent::Cache(_) => "holds another cache than theirs",
+            CacheContent::Nothing | CacheContent::Unusable(_) => "holds no usable cache",
         };
         let message = format!(
             "cache: {} is the cache device of other volumes, but {why}; see 'forebay check'",

@@ -14,14 +14,14 @@ use forebay_engine::displaced::{self, BeforeStop, LeftUnsafe};
 use super::EngineHost;
 use super::attended::within;
 use super::paths::{Role, device, sentence};
-use super::report::Running;
+use super::report::ServedVolume;
 use crate::host_api::{Trouble, not_found_next};
 
 /// Time limit for looking paths up. A path on a file server that does not answer is skipped, and
 /// delays no other.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-impl Running {
+impl ServedVolume {
     /// Returns the most serious displacement, as it was seen last. Quick.
     pub(super) fn displaced(&self) -> Option<(Trouble, String)> {
         Role::BOTH.into_iter().find_map(|role| {
@@ -122,7 +122,7 @@ impl EngineHost {
     /// Looks at the paths of all devices, on a thread that may hang: this returns soon. Such a
     /// thread keeps no device open but the one that it hangs at.
     pub(super) fn look_at_paths(&self) {
-        let both = |(_, running): (_, Running)| {
+        let both = |(_, running): (_, ServedVolume)| {
             Role::BOTH.map(|role| {
                 let device = device(role, running.cache(), &running.volume);
                 (running.paths.clone(), role, Arc::downgrade(device))
@@ -139,7 +139,7 @@ impl EngineHost {
         looked();
     }
 
-    fn look_at_origin(&self, name: &VolumeName, running: &Running) -> Option<Displaced> {
+    fn look_at_origin(&self, name: &VolumeName, running: &ServedVolume) -> Option<Displaced> {
         let _wait = self.served.wait_for(name, &running.volume.origin_name);
         running.look(Role::Origin)
     }
@@ -151,7 +151,7 @@ impl EngineHost {
     pub(super) fn check_drained(
         &self,
         name: &VolumeName,
-        running: &Running,
+        running: &ServedVolume,
     ) -> Result<(), ApiError> {
         let before = "the dirty blocks were written, but not to where the path leads: ";
         displaced::after_drain(self.look_at_origin(name, running))
@@ -167,7 +167,7 @@ impl EngineHost {
     pub(super) fn before_stop(
         &self,
         name: &VolumeName,
-        running: &Running,
+        running: &ServedVolume,
         abandon: bool,
     ) -> Result<BeforeStop, ApiError> {
         let origin = self.look_at_origin(name, running);
@@ -187,7 +187,7 @@ impl EngineHost {
     /// [`ErrorKind::DataAtRisk`].
     pub(super) fn check_paths_of_all(&self) -> Result<(), ApiError> {
         self.look_at_paths();
-        let displaced = |(_, running): (_, Running)| running.displaced();
+        let displaced = |(_, running): (_, ServedVolume)| running.displaced();
         match self.served.all().into_iter().find_map(displaced) {
             None => Ok(()),
             Some((_, why)) => Err(not_found_next(&why)),

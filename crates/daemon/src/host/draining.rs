@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
 use forebay_threads::{Instant, JoinHandle};
 
-use super::report::Running;
+use super::report::ServedVolume;
 use super::{CLOSE_PATIENCE, EngineHost};
 use crate::host_api::Definition;
 use crate::work::Work;
@@ -38,7 +38,7 @@ enum Occasion {
 /// The drain of one volume, on a thread of its own.
 struct Drain {
     volume: Definition,
-    running: Running,
+    running: ServedVolume,
     work: Arc<Work>,
     thread: JoinHandle<Result<(), ApiError>>,
     /// The least that was left so far, and the most that was taken, in bytes.
@@ -197,7 +197,7 @@ impl EngineHost {
     fn begin_drain(
         self: &Arc<Self>,
         volume: Definition,
-        running: Running,
+        running: ServedVolume,
         occasion: Occasion,
     ) -> Result<Drain, ApiError> {
         let (host, name, work) = (self.clone(), volume.name.clone(), Arc::new(Work::default()));
@@ -243,13 +243,14 @@ impl EngineHost {
 
     /// Whether a volume has data that is lost with the program.
     pub(super) fn has_only_in_ram(&self, name: &VolumeName) -> bool {
-        let dirty_in_ram =
-            |running: Running| running.is_lost_with_program() && running.volume.dirty_blocks() > 0;
+        let dirty_in_ram = |running: ServedVolume| {
+            running.is_lost_with_program() && running.volume.dirty_blocks() > 0
+        };
         self.has_deferred(name) || self.served.get(name).is_ok_and(dirty_in_ram)
     }
 
     /// Returns how many bytes a volume has in RAM alone, and how many were written down so far.
-    fn left_and_taken(&self, name: &VolumeName, running: &Running) -> (u64, u64) {
+    fn left_and_taken(&self, name: &VolumeName, running: &ServedVolume) -> (u64, u64) {
         let (volume, block) = (&running.volume, running.block_bytes());
         let (deferred, written) = self.served.ram.get(name).map_or((0, 0), |ram| {
             (ram.tier().deferred_bytes(), ram.tier().counts().written_down_bytes)

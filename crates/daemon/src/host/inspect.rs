@@ -24,7 +24,7 @@ use super::faults;
 const LOOK_WITHIN: Duration = Duration::from_secs(1);
 
 /// Content of a cache device.
-pub(super) enum Content {
+pub(super) enum CacheContent {
     /// No Forebay cache.
     Nothing,
     /// A cache.
@@ -40,20 +40,20 @@ pub(super) enum Content {
 pub(super) async fn content(
     context: &LaneContext,
     device: &Arc<dyn Device>,
-) -> Result<Content, ApiError> {
+) -> Result<CacheContent, ApiError> {
     if device.size() < COPY_B + PAGE as u64 {
-        return Ok(Content::Nothing);
+        return Ok(CacheContent::Nothing);
     }
     let queue = context.open(device).map_err(faults::engine)?;
     let found = read_superblock(device, &queue, &mut Vec::new()).await;
     match found.map_err(faults::store)? {
-        Err(SuperblockError::NotForebay) => return Ok(Content::Nothing),
-        Err(error) => return Ok(Content::Unusable(error.to_string())),
+        Err(SuperblockError::NotForebay) => return Ok(CacheContent::Nothing),
+        Err(error) => return Ok(CacheContent::Unusable(error.to_string())),
         Ok(_) => {}
     }
     Ok(match read_roots(device, &queue).await {
-        Ok(roots) => Content::Cache(Box::new(roots)),
-        Err(error) => Content::Unusable(error.to_string()),
+        Ok(roots) => CacheContent::Cache(Box::new(roots)),
+        Err(error) => CacheContent::Unusable(error.to_string()),
     })
 }
 

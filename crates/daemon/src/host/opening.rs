@@ -16,9 +16,9 @@ use forebay_format::{PAGE, Uuid, VolumeRecord};
 use forebay_store::Roots;
 use forebay_threads::{Instant, Receiver};
 
-use super::caches::{self, Place};
+use super::caches::{self, CacheSlot};
 use super::devices::Devices;
-use super::inspect::{self, Content};
+use super::inspect::{self, CacheContent};
 use super::lanes::Flag;
 use super::report::{self, Wait};
 use super::volumes::{blocks_of, made};
@@ -79,7 +79,7 @@ impl EngineHost {
     /// Runs `run` while the cache of a place stays open, then closes the cache if it has no volume.
     pub(super) fn using<T, E>(
         self: &Arc<Self>,
-        place: &Arc<Place>,
+        place: &Arc<CacheSlot>,
         run: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
         let used = place.use_it();
@@ -93,7 +93,7 @@ impl EngineHost {
 
     /// Closes a cache that no volume uses; in the background if something still waits for the
     /// origin of a stopped volume.
-    fn close_unused(self: &Arc<Self>, place: &Arc<Place>) -> Result<(), ApiError> {
+    fn close_unused(self: &Arc<Self>, place: &Arc<CacheSlot>) -> Result<(), ApiError> {
         let end = Instant::now() + LINGERING;
         while place.is_lingering() {
             if Instant::now() >= end {
@@ -123,7 +123,7 @@ impl EngineHost {
     /// Closes a cache, and records its final position.
     pub(super) fn close(
         &self,
-        place: &Place,
+        place: &CacheSlot,
         open: &Arc<Cache>,
         patience: Duration,
     ) -> Result<(), ApiError> {
@@ -139,7 +139,7 @@ impl EngineHost {
         how: &How,
         spec: &DeviceSpec,
         origin: Arc<dyn Device>,
-        place: &Arc<Place>,
+        place: &Arc<CacheSlot>,
     ) -> Result<(), ApiError> {
         let effect = how.work.commit().map_err(|_| faults::given_up())?;
         let opened = {
@@ -164,7 +164,7 @@ impl EngineHost {
         how: &How,
         spec: &DeviceSpec,
         origin: Arc<dyn Device>,
-        place: &Arc<Place>,
+        place: &Arc<CacheSlot>,
     ) -> Result<Copied, StartError> {
         let (open, copied) = self.open_for(volume, how, spec, &origin, place)?;
         let wanted = settings::of(volume);
@@ -224,7 +224,7 @@ impl EngineHost {
         &self,
         volume: &Definition,
         how: &How,
-        place: &Place,
+        place: &CacheSlot,
         open: &Cache,
     ) -> Result<Vec<Naming>, ApiError> {
         let Some(stored) = &volume.stored_as else { return Ok(Vec::new()) };
@@ -249,7 +249,7 @@ impl EngineHost {
         Ok(before)
     }
 
-    fn rename(&self, place: &Place, wanted: Vec<Naming>) -> Result<(), ApiError> {
+    fn rename(&self, place: &CacheSlot, wanted: Vec<Naming>) -> Result<(), ApiError> {
         if wanted.is_empty() {
             return Ok(());
         }
@@ -267,7 +267,7 @@ impl EngineHost {
         how: &How,
         spec: &DeviceSpec,
         origin: &Arc<dyn Device>,
-        place: &Arc<Place>,
+        place: &Arc<CacheSlot>,
     ) -> Result<(Arc<Cache>, Copied), StartError> {
         let (mut look, force) = (None, how.force);
         loop {
@@ -345,7 +345,7 @@ impl EngineHost {
     fn check_copy_of_served(
         &self,
         volume: &Definition,
-        place: &Arc<Place>,
+        place: &Arc<CacheSlot>,
         roots: &Roots,
     ) -> Result<(), ApiError> {
         let Some(other) = self.caches.other_with(place, &roots.volumes) else { return Ok(()) };
@@ -421,9 +421,9 @@ impl EngineHost {
             .lanes
             .run(0, move |state| async move { inspect::content(&state.context, &own).await })??;
         match content {
-            Content::Nothing => refused("is not a Forebay cache; name the device that is"),
-            Content::Unusable(why) => refused(&format!("cannot be used: {why}")),
-            Content::Cache(roots) => Ok(*roots),
+            CacheContent::Nothing => refused("is not a Forebay cache; name the device that is"),
+            CacheContent::Unusable(why) => refused(&format!("cannot be used: {why}")),
+            CacheContent::Cache(roots) => Ok(*roots),
         }
     }
 
@@ -511,12 +511,12 @@ impl EngineHost {
 
     /// Removes volumes from a cache that were deleted while its device was unavailable, except
     /// `wanted`, which is adopted nevertheless.
-    pub(super) fn remove_deleted(&self, place: &Place, open: &Arc<Cache>, wanted: Option<Uuid>) {
+    pub(super) fn remove_deleted(&self, slot: &CacheSlot, open: &Arc<Cache>, wanted: Option<Uuid>) {
         for record in open.store.volumes() {
             if !self.caches.known.is_deleted(record.uuid) || wanted == Some(record.uuid) {
                 continue;
             }
-            let (number, name) = (place.number, record.name.clone());
+            let (number, name) = (slot.number, record.name.clone());
             let removed = self.lanes.run(0, move |state| async move {
                 state.engine(number)?.delete_stopped(&name, true).await.map_err(faults::engine)
             });

@@ -14,9 +14,9 @@ use forebay_store::Roots;
 use super::EngineHost;
 use super::attended::within;
 use super::faults;
-use super::inspect::{self, Content as Cache};
+use super::inspect::{self, CacheContent as Cache};
 use super::volumes::{made, spec};
-use crate::content::{self, Content};
+use crate::content::{self, DeviceContent};
 use crate::host_api::{Definition, Existing};
 use crate::planted::{self, PlantedBug};
 use crate::work::{Effect, Work};
@@ -46,24 +46,24 @@ pub(super) struct New {
     pub(super) existing: Existing,
     /// The content of the device when the command was given. `None`: it is new, in RAM, or the
     /// open cache of other volumes.
-    pub(super) seen: Option<Seen>,
+    pub(super) seen: Option<InspectedDevice>,
     /// The volumes of this daemon.
     pub(super) volumes: Vec<Definition>,
     pub(super) work: Arc<Work>,
 }
 
 /// The content that was found on a device.
-pub(super) struct Seen {
+pub(super) struct InspectedDevice {
     name: String,
     size: u64,
-    content: Content,
+    content: DeviceContent,
     cache: Cache,
 }
 
-impl Seen {
+impl InspectedDevice {
     /// Whether the device still has the content of an earlier look: the same volumes in the same
     /// state, or else the same bytes.
-    fn is_as(&self, earlier: &Seen) -> bool {
+    fn is_as(&self, earlier: &InspectedDevice) -> bool {
         match (&self.cache, &earlier.cache) {
             (Cache::Cache(now), Cache::Cache(then)) => {
                 let of = |roots: &Roots| {
@@ -113,8 +113,8 @@ impl Seen {
 /// [`ErrorKind::Refused`]: it is the cache of volumes of this daemon; [`ErrorKind::DataAtRisk`]: it
 /// holds something else, or has changed.
 pub(super) fn may_format(
-    seen: &Seen,
-    earlier: Option<&Seen>,
+    seen: &InspectedDevice,
+    earlier: Option<&InspectedDevice>,
     existing: Existing,
     volumes: &[Definition],
     is_deleted: impl Fn(Uuid) -> bool,
@@ -162,23 +162,23 @@ pub(super) fn may_format(
 
 impl EngineHost {
     /// Looks at a device, however it was opened. Waits for it.
-    pub(super) fn see(&self, device: &Arc<dyn Device>) -> Result<Seen, ApiError> {
+    pub(super) fn see(&self, device: &Arc<dyn Device>) -> Result<InspectedDevice, ApiError> {
         let own = device.clone();
         let cache = self
             .lanes
             .run(0, move |state| async move { inspect::content(&state.context, &own).await })??;
         let marks = || content::marks_apart(device.descriptor()?);
         let content = self.look_at(device, marks)?;
-        Ok(Seen { name: device.name().to_owned(), size: device.size(), content, cache })
+        Ok(InspectedDevice { name: device.name().to_owned(), size: device.size(), content, cache })
     }
 
     fn look_at(
         &self,
         device: &Arc<dyn Device>,
         marks: impl FnOnce() -> Option<Vec<Mark>>,
-    ) -> Result<Content, ApiError> {
+    ) -> Result<DeviceContent, ApiError> {
         let runs = content::runs(&**device);
-        Content::look(device.size(), &runs, marks, |at, len| {
+        DeviceContent::look(device.size(), &runs, marks, |at, len| {
             let read = move |queue: Queue| async move { queue.read(at, IoBuf::zeroed(len)).await };
             self.on_queue(device, read).map(|bytes| bytes.to_vec())
         })
@@ -248,7 +248,7 @@ impl EngineHost {
     pub(super) fn check_not_exchanged(
         &self,
         volume: &Definition,
-        seen: Option<&Seen>,
+        seen: Option<&InspectedDevice>,
         cache: &DeviceSpec,
         origin: &Arc<dyn Device>,
     ) -> Result<(), ApiError> {
@@ -382,21 +382,21 @@ mod tests {
     use super::*;
 
     /// A device whose only page holds this byte.
-    fn seen(byte: u8, marks: usize, cache: Cache) -> Seen {
+    fn seen(byte: u8, marks: usize, cache: Cache) -> InspectedDevice {
         let mark = signature::named(&[&[0; 4086][..], b"SWAPSPACE2"].concat()).expect("known");
-        let content = Content::look(
+        let content = DeviceContent::look(
             4096,
             &[],
             || Some(vec![mark; marks]),
             |_, len| Ok::<_, ()>(vec![byte; len]),
         );
         let content = content.expect("readable");
-        Seen { name: "/dev/x".to_owned(), size: 4096, content, cache }
+        InspectedDevice { name: "/dev/x".to_owned(), size: 4096, content, cache }
     }
 
     #[test]
     fn without_consent_only_what_is_blank_is_formatted() {
-        let judge = |seen: &Seen, earlier: Option<&Seen>, existing| {
+        let judge = |seen: &InspectedDevice, earlier: Option<&InspectedDevice>, existing| {
             may_format(seen, earlier, existing, &[], |_| false).map_err(|error| error.kind)
         };
         let unusable = || Cache::Unusable("damaged".to_owned());
@@ -424,7 +424,7 @@ mod tests {
                 seen(8, 0, Cache::Nothing),
                 seen(7, 1, Cache::Nothing),
                 seen(7, 0, Cache::Unusable("damaged".to_owned())),
-                Seen { size: 8192, ..seen(7, 0, Cache::Nothing) },
+                InspectedDevice { size: 8192, ..seen(7, 0, Cache::Nothing) },
             ]
         };
         for (i, now) in kinds().iter().enumerate() {

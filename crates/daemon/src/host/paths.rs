@@ -9,7 +9,7 @@ use forebay_engine::{Cache, Volume};
 use forebay_threads::Mutex;
 
 /// The last look at the path of one device.
-pub(super) struct Seen {
+pub(super) struct PathCheck {
     found: Mutex<Option<Displaced>>,
     /// A thread looks, and may hang.
     is_looking: AtomicBool,
@@ -17,8 +17,8 @@ pub(super) struct Seen {
 
 /// The last looks at the paths of a volume's devices.
 pub(super) struct Paths {
-    cache: Seen,
-    origin: Seen,
+    cache: PathCheck,
+    origin: PathCheck,
 }
 
 /// A device of a volume.
@@ -42,12 +42,12 @@ impl Role {
 
 impl Default for Paths {
     fn default() -> Self {
-        let seen = || Seen { found: Mutex::default(), is_looking: AtomicBool::new(false) };
+        let seen = || PathCheck { found: Mutex::default(), is_looking: AtomicBool::new(false) };
         Paths { cache: seen(), origin: seen() }
     }
 }
 
-impl Seen {
+impl PathCheck {
     pub(super) fn get(&self) -> Option<Displaced> {
         self.found.lock().clone()
     }
@@ -69,7 +69,7 @@ impl Seen {
 }
 
 impl Paths {
-    pub(super) fn of(&self, role: Role) -> &Seen {
+    pub(super) fn of(&self, role: Role) -> &PathCheck {
         match role {
             Role::Cache => &self.cache,
             Role::Origin => &self.origin,

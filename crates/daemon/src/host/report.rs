@@ -20,12 +20,12 @@ use forebay_engine::{Cache, OriginCheck, Verdict, Volume};
 use forebay_store::Store;
 use forebay_threads::{Instant, Mutex, MutexGuard};
 
-use super::caches::Place;
+use super::caches::CacheSlot;
 use super::paths::Paths;
 use super::ram::RamTiers;
 use super::settings;
 use super::shown::Shown;
-use crate::host_api::{Condition, Count, Definition, Identity, Trouble};
+use crate::host_api::{Condition, Count, Definition, Trouble, VolumeUuids};
 
 /// Age up to which a block count is valid if a cache has several volumes: counting walks the whole
 /// index.
@@ -36,9 +36,9 @@ const NOTICED: Duration = Duration::from_secs(3);
 
 /// A served volume.
 #[derive(Clone)]
-pub(super) struct Running {
+pub(super) struct ServedVolume {
     /// The place of its cache.
-    pub(super) place: Arc<Place>,
+    pub(super) place: Arc<CacheSlot>,
     /// Its cache.
     cache: Arc<Cache>,
     /// The volume.
@@ -47,7 +47,7 @@ pub(super) struct Running {
     pub(super) paths: Arc<Paths>,
 }
 
-impl Running {
+impl ServedVolume {
     /// Returns the block size in bytes.
     pub(super) fn block_bytes(&self) -> u64 {
         self.cache.store.block_size().bytes()
@@ -64,11 +64,11 @@ impl Running {
     }
 
     /// Returns its UUIDs; `None` if its cache is in RAM.
-    pub(super) fn identity(&self) -> Option<Identity> {
+    pub(super) fn identity(&self) -> Option<VolumeUuids> {
         let records = self.store().volumes();
         let record = records.iter().find(|record| record.id == self.volume.id)?;
         let cache = self.store().uuid();
-        (!self.place.volatile).then_some(Identity { volume: record.uuid, cache })
+        (!self.place.volatile).then_some(VolumeUuids { volume: record.uuid, cache })
     }
 
     /// Returns the identity of its origin if its cache is in RAM.
@@ -79,10 +79,10 @@ impl Running {
     }
 }
 
-struct Entry {
+struct VolumeEntry {
     definition: Definition,
     phase: VolumeState,
-    running: Option<Running>,
+    running: Option<ServedVolume>,
     wait: Option<Awaited>,
 }
 
@@ -105,9 +105,9 @@ impl Awaited {
     }
 }
 
-impl Entry {
-    fn new(definition: &Definition, phase: VolumeState, running: Option<Running>) -> Self {
-        Entry { definition: definition.clone(), phase, running, wait: None }
+impl VolumeEntry {
+    fn new(definition: &Definition, phase: VolumeState, running: Option<ServedVolume>) -> Self {
+        VolumeEntry { definition: definition.clone(), phase, running, wait: None }
     }
 }
 
@@ -137,7 +137,7 @@ impl Drop for Wait<'_> {
 
 /// All volumes that are served or being started.
 pub(super) struct Served {
-    all: Mutex<BTreeMap<VolumeName, Entry>>,
+    all: Mutex<BTreeMap<VolumeName, VolumeEntry>>,
     /// Their RAM tiers.
     pub(super) ram: Arc<RamTiers>,
     shown: Arc<Shown>,
@@ -149,7 +149,7 @@ impl Served {
         Served { all: Mutex::default(), ram, shown }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeName, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<VolumeName, VolumeEntry>> {
         self.all.lock()
     }
 
@@ -167,7 +167,7 @@ impl Served {
             );
             return Err(ApiError::new(ErrorKind::Busy, message));
         }
-        all.insert(name.clone(), Entry::new(definition, VolumeState::Recovering, None));
+        all.insert(name.clone(), VolumeEntry::new(definition, VolumeState::Recovering, None));
         Ok(())
     }
 
@@ -175,17 +175,17 @@ impl Served {
     pub(super) fn running(
         &self,
         definition: &Definition,
-        place: &Arc<Place>,
+        place: &Arc<CacheSlot>,
         cache: &Arc<Cache>,
         volume: &Arc<Volume>,
     ) {
-        let running = Running {
+        let running = ServedVolume {
             place: place.clone(),
             cache: cache.clone(),
             volume: volume.clone(),
             paths: Arc::default(),
         };
-        let entry = Entry::new(definition, VolumeState::Running, Some(running));
+        let entry = VolumeEntry::new(definition, VolumeState::Running, Some(running));
         self.lock().insert(definition.name.clone(), entry);
     }
 
@@ -219,7 +219,7 @@ impl Served {
     }
 
     /// Returns all served volumes.
-    pub(super) fn all(&self) -> Vec<(Definition, Running)> {
+    pub(super) fn all(&self) -> Vec<(Definition, ServedVolume)> {
         let all = self.lock();
         let served = all
             .values()
@@ -231,7 +231,7 @@ impl Served {
     pub(super) fn unsettled(&self) -> Option<VolumeName> {
         let all = self.lock();
         let settled =
-            |entry: &Entry| entry.running.is_some() && entry.phase == VolumeState::Running;
+            |entry: &VolumeEntry| entry.running.is_some() && entry.phase == VolumeState::Running;
         all.iter().find(|(_, entry)| !settled(entry)).map(|(name, _)| name.clone())
     }
 
@@ -274,7 +274,7 @@ impl Served {
     ///
     /// # Errors
     /// [`ErrorKind::Refused`] if it is not served.
-    pub(super) fn get(&self, name: &VolumeName) -> Result<Running, ApiError> {
+    pub(super) fn get(&self, name: &VolumeName) -> Result<ServedVolume, ApiError> {
         let running = self.lock().get(name).and_then(|entry| entry.running.clone());
         running.ok_or_else(|| {
             let message = format!("volume '{name}' is not served; start it first");
@@ -285,7 +285,8 @@ impl Served {
     /// Implements [`crate::host_api::Reports::told_apart`]. A volume whose cache is in RAM has
     /// other UUIDs in the next program, and then has the content of its origin.
     pub(super) fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity> {
-        let of = |entry: &Entry| Some((entry.running.clone()?, entry.definition.origin.clone()));
+        let of =
+            |entry: &VolumeEntry| Some((entry.running.clone()?, entry.definition.origin.clone()));
         let (running, origin) = self.lock().get(name).and_then(of)?;
         match running.identity() {
             Some(identity) => Some(identity.told_apart()),
@@ -385,7 +386,7 @@ impl Served {
 
 /// Returns the cached blocks of a volume, as of now or as last counted; `None`: they were not
 /// counted yet.
-fn cached_blocks(running: &Running, count: Count) -> Option<u64> {
+fn cached_blocks(running: &ServedVolume, count: Count) -> Option<u64> {
     let (cache, id) = (&running.cache, running.volume.id);
     match cache.store.volumes().len() {
         0 | 1 => Some(cache.store.index.len()),
@@ -394,7 +395,7 @@ fn cached_blocks(running: &Running, count: Count) -> Option<u64> {
     }
 }
 
-fn fill(report: &mut VolumeReport, running: &Running, cached: Option<u64>, ram: &RamTraffic) {
+fn fill(report: &mut VolumeReport, running: &ServedVolume, cached: Option<u64>, ram: &RamTraffic) {
     let (store, volume) = (&running.cache.store, &running.volume);
     let set = volume.settings();
     (report.mode, report.policy, report.durability) = (set.mode, set.policy, set.durability);
@@ -505,19 +506,19 @@ fn latency(volume: &Volume, kind: Kind) -> Latency {
 }
 
 /// Returns the latest error of the devices of a volume, until it is resolved.
-pub(super) fn last_error(running: &Running) -> Option<String> {
+pub(super) fn last_error(running: &ServedVolume) -> Option<String> {
     device_trouble(running).map(|(_, error)| error)
 }
 
 /// Returns why a volume is degraded, with the latest error.
-fn trouble(running: &Running, lost: &[ByteRange]) -> Option<(Trouble, String)> {
+fn trouble(running: &ServedVolume, lost: &[ByteRange]) -> Option<(Trouble, String)> {
     device_trouble(running).or_else(|| {
         let bytes = lost.iter().map(|range| range.len).sum::<u64>();
         (bytes > 0).then(|| (Trouble::DataLost, format!("{bytes} dirty bytes cannot be read")))
     })
 }
 
-fn device_trouble(running: &Running) -> Option<(Trouble, String)> {
+fn device_trouble(running: &ServedVolume) -> Option<(Trouble, String)> {
     let (store, volume) = (&running.cache.store, &running.volume);
     let failed = || {
         let cause = store.health.cause().map(|cause| cause.to_string());
@@ -544,7 +545,7 @@ fn device_trouble(running: &Running) -> Option<(Trouble, String)> {
 }
 
 /// Returns the dirty data that cannot be read any more.
-fn lost_ranges(running: &Running) -> Vec<ByteRange> {
+fn lost_ranges(running: &ServedVolume) -> Vec<ByteRange> {
     byte_ranges(running.volume.bad_ranges())
 }
 
@@ -553,7 +554,7 @@ fn byte_ranges(ranges: Vec<Range<u64>>) -> Vec<ByteRange> {
     ranges.into_iter().map(one).collect()
 }
 
-fn errors(running: &Running) -> ErrorReport {
+fn errors(running: &ServedVolume) -> ErrorReport {
     let (store, volume) = (&running.cache.store, &running.volume);
     let totals = volume.stats.totals();
     ErrorReport {
@@ -571,7 +572,7 @@ fn errors(running: &Running) -> ErrorReport {
 }
 
 /// Describes for how long the cache device has not answered; `None` if it answers.
-fn hung(running: &Running) -> Option<String> {
+fn hung(running: &ServedVolume) -> Option<String> {
     let seconds = running.cache.health().hung_for()?.as_secs();
     let device = running.cache.store.device().name();
     Some(format!("the cache device {device} has not answered for {seconds} s"))

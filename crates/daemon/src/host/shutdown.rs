@@ -9,8 +9,8 @@ use forebay_admin::{ApiError, VolumeName};
 use forebay_engine::{FrontEnd, HandedOver};
 use forebay_threads::{Instant, JoinHandle, Receiver};
 
-use super::caches::Place;
-use super::report::Running;
+use super::caches::CacheSlot;
+use super::report::ServedVolume;
 use super::{CLOSE_PATIENCE, DISMISSAL, EngineHost, faults};
 use crate::hand_over::Items;
 use crate::host_api::{Closing, Definition};
@@ -20,7 +20,7 @@ use crate::host_api::{Closing, Definition};
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The result of stopping everything.
-struct Ended {
+struct ShutdownResult {
     /// Volumes that may lose acknowledged writes, or did not stop in order.
     failed: BTreeSet<VolumeName>,
     /// The places of volumes that did not stop in order.
@@ -29,13 +29,13 @@ struct Ended {
     result: Result<(), ApiError>,
 }
 
-impl Default for Ended {
+impl Default for ShutdownResult {
     fn default() -> Self {
-        Ended { failed: BTreeSet::new(), places: BTreeSet::new(), result: Ok(()) }
+        ShutdownResult { failed: BTreeSet::new(), places: BTreeSet::new(), result: Ok(()) }
     }
 }
 
-impl Ended {
+impl ShutdownResult {
     fn note(&mut self, error: ApiError) {
         if self.result.is_ok() {
             self.result = Err(error);
@@ -151,7 +151,7 @@ impl Closing for Arc<EngineHost> {
 
 impl EngineHost {
     /// Drains caches in RAM, stops all volumes, closes all caches and ends the lanes.
-    fn close_everything(self: &Arc<Self>) -> Ended {
+    fn close_everything(self: &Arc<Self>) -> ShutdownResult {
         let (ended, in_order) = self.close_caches();
         self.end_lanes(in_order);
         ended
@@ -159,8 +159,8 @@ impl EngineHost {
 
     /// Drains caches in RAM, stops all volumes and closes all caches. Returns whether everything
     /// went in order as well.
-    fn close_caches(self: &Arc<Self>) -> (Ended, bool) {
-        let mut ended = Ended::default();
+    fn close_caches(self: &Arc<Self>) -> (ShutdownResult, bool) {
+        let mut ended = ShutdownResult::default();
         // What only a cache without its path has is written back first.
         self.note_lost_origins(&mut ended);
         for (name, error) in self.drain_ram() {
@@ -189,7 +189,7 @@ impl EngineHost {
 
     /// Looks where all paths lead. A file that was removed is lost when the end of everything
     /// closes it.
-    fn note_lost_origins(&self, ended: &mut Ended) {
+    fn note_lost_origins(&self, ended: &mut ShutdownResult) {
         self.look_at_paths();
         for (volume, running) in self.served.all() {
             if !ended.failed.contains(&volume.name)
@@ -202,7 +202,7 @@ impl EngineHost {
     }
 
     /// Removes the RAM tiers of stopped volumes, which no client can write to any more.
-    fn forget_tiers(&self, ended: &mut Ended) {
+    fn forget_tiers(&self, ended: &mut ShutdownResult) {
         for (volume, _) in self.served.all() {
             let name = &volume.name;
             if !ended.failed.contains(name) && self.has_only_in_ram(name) {
@@ -216,7 +216,7 @@ impl EngineHost {
     }
 
     /// Stops all volumes concurrently. Returns whether everything went in order.
-    fn stop_all(&self, ended: &mut Ended) -> bool {
+    fn stop_all(&self, ended: &mut ShutdownResult) -> bool {
         let end = Instant::now() + CLOSE_PATIENCE;
         // From here on every acknowledged write is durable, even if origins fail.
         let places = self.open_caches();
@@ -232,7 +232,7 @@ impl EngineHost {
             });
             let Err(error) = settled else { continue };
             in_order = false;
-            let is_here = |running: &Running| Arc::ptr_eq(&running.place, place);
+            let is_here = |running: &ServedVolume| Arc::ptr_eq(&running.place, place);
             for (volume, _) in volumes.iter().filter(|(_, running)| is_here(running)) {
                 ended.fail(&volume.name, error.clone());
             }
@@ -252,7 +252,7 @@ impl EngineHost {
         in_order
     }
 
-    fn settle(&self, place: &Place) -> Receiver<Result<(), ApiError>> {
+    fn settle(&self, place: &CacheSlot) -> Receiver<Result<(), ApiError>> {
         let number = place.number;
         self.lanes.begin(0, move |state| async move {
             state.engine(number)?.settle().await.map_err(faults::engine)
@@ -260,7 +260,7 @@ impl EngineHost {
     }
 
     /// Stops a volume in the engine. The daemon starts it again by itself next time.
-    fn stop(&self, running: &Running) -> Receiver<Result<(), ApiError>> {
+    fn stop(&self, running: &ServedVolume) -> Receiver<Result<(), ApiError>> {
         let (number, name) = (running.place.number, running.volume.name.clone());
         self.lanes.begin(0, move |state| async move {
             let engine = state.engine(number)?;
@@ -272,9 +272,9 @@ impl EngineHost {
         })
     }
 
-    fn open_caches(&self) -> Vec<Arc<Place>> {
+    fn open_caches(&self) -> Vec<Arc<CacheSlot>> {
         let places = self.caches.places();
-        let open = |place: &Arc<Place>| place.try_lock().is_some_and(|cache| cache.is_some());
+        let open = |place: &Arc<CacheSlot>| place.try_lock().is_some_and(|cache| cache.is_some());
         places.into_iter().filter(open).collect()
     }
 
@@ -282,7 +282,7 @@ impl EngineHost {
     /// open if it has a volume that did not stop, if something still waits for the origin of a
     /// volume, or if an abandoned operation may yet change it. Flushed writes are durable on such a
     /// cache, and the next start recovers it.
-    fn close_all(self: &Arc<Self>, ended: &mut Ended) -> bool {
+    fn close_all(self: &Arc<Self>, ended: &mut ShutdownResult) -> bool {
         let end = Instant::now() + CLOSE_PATIENCE;
         let closing: Vec<_> = self
             .caches
@@ -309,7 +309,7 @@ impl EngineHost {
     ///
     /// # Errors
     /// It is left open because of a volume, or not all of it could be made durable.
-    fn close_place(&self, place: &Arc<Place>, reported: bool) -> Result<bool, ApiError> {
+    fn close_place(&self, place: &Arc<CacheSlot>, reported: bool) -> Result<bool, ApiError> {
         let Some(mut cache) = place.lock_within(CLOSE_PATIENCE) else {
             return Err(ApiError::failed("a cache device does not answer"));
         };

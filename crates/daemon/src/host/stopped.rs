@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_admin::ApiError;
 use forebay_device::Access;
 
-use super::inspect::{self, Content};
+use super::inspect::{self, CacheContent};
 use super::opening::claim_again;
 use super::volumes::made;
 use super::{EngineHost, caches, faults};
@@ -63,7 +63,9 @@ impl EngineHost {
                     let content = self.lanes.run(0, move |state| async move {
                         inspect::content(&state.context, &own).await
                     })??;
-                    let Content::Cache(roots) = content else { return Ok(Remains::OnCacheDevice) };
+                    let CacheContent::Cache(roots) = content else {
+                        return Ok(Remains::OnCacheDevice);
+                    };
                     if !roots.volumes.iter().any(|record| is_it(volume, record)) {
                         return Ok(Remains::OnCacheDevice);
                     }

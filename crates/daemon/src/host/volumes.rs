@@ -8,8 +8,8 @@ use forebay_device::{Device, DeviceSpec};
 use forebay_engine::displaced::BeforeStop;
 use forebay_engine::{Settings, Volume};
 
-use super::caches::Place;
-use super::report::Running;
+use super::caches::CacheSlot;
+use super::report::ServedVolume;
 use super::{EngineHost, How, faults, settings};
 use crate::devices::NO_CACHE;
 use crate::events::NewEvent;
@@ -149,7 +149,7 @@ impl EngineHost {
     /// no other change of its cache comes in between.
     pub(super) fn apply(
         &self,
-        place: &Place,
+        place: &CacheSlot,
         name: &VolumeName,
         next: impl FnOnce(Settings) -> Settings + Send + 'static,
         _: &Effect,
@@ -236,14 +236,14 @@ impl EngineHost {
     }
 
     /// Stops a served volume; it is no longer served afterwards, even if that fails.
-    fn take_away(&self, name: &VolumeName, running: Running) -> Result<(), ApiError> {
+    fn take_away(&self, name: &VolumeName, running: ServedVolume) -> Result<(), ApiError> {
         let stopped = self.take_out(&running.place, &running.volume);
         self.served.remove(name);
         stopped
     }
 
     /// Stops a volume in its cache, and dismisses its clients.
-    pub(super) fn take_out(&self, place: &Place, volume: &Arc<Volume>) -> Result<(), ApiError> {
+    pub(super) fn take_out(&self, place: &CacheSlot, volume: &Arc<Volume>) -> Result<(), ApiError> {
         let (number, own) = (place.number, volume.name.clone());
         let stopped = self.lanes.run(0, move |state| async move {
             state.engine(number)?.stop_volume(&own, true).await.map_err(faults::engine)
@@ -253,7 +253,7 @@ impl EngineHost {
     }
 
     /// Dismisses the clients of a volume that has left its cache, and its RAM tier.
-    fn dismiss(&self, place: &Place, volume: &Arc<Volume>) {
+    fn dismiss(&self, place: &CacheSlot, volume: &Arc<Volume>) {
         // This comes first: dismissing waits for clients with unanswered requests, and a shutdown
         // during that time has to know that the volume is still there.
         place.note_left(volume);

@@ -21,7 +21,7 @@ use crate::work::Work;
 const STEP: Duration = Duration::from_millis(25);
 
 #[derive(Default)]
-struct Shared {
+struct WaitState {
     /// Blocks left plus one; 0: nothing has been reported yet.
     left: AtomicU64,
     cancelled: AtomicBool,
@@ -29,9 +29,9 @@ struct Shared {
 
 /// Number of blocks left to do, reported by a lane.
 #[derive(Clone, Default)]
-pub(super) struct Left(Arc<Shared>);
+pub(super) struct RemainingBlocks(Arc<WaitState>);
 
-impl Left {
+impl RemainingBlocks {
     /// Reports the number.
     ///
     /// # Errors
@@ -61,12 +61,12 @@ impl Lanes {
         &self,
         work: &Work,
         block_bytes: u64,
-        job: impl FnOnce(Rc<LaneState>, Left) -> F + Send + 'static,
+        job: impl FnOnce(Rc<LaneState>, RemainingBlocks) -> F + Send + 'static,
     ) -> Result<(), ApiError>
     where
         F: Future<Output = Result<(), ApiError>> + 'static,
     {
-        let left = Left::default();
+        let left = RemainingBlocks::default();
         let told = left.clone();
         let ended = self.begin(0, move |state| job(state, told));
         let (mut total, mut cancelled) = (0, None::<Instant>);

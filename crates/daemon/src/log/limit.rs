@@ -40,14 +40,14 @@ pub(super) const TARGET: &str = "forebay::log";
 
 /// A kind of messages.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Kind {
+struct MessageKind {
     site: Identifier,
     /// A hash of the volume and the device that they name.
     about: u64,
 }
 
 /// The messages of one kind in one window.
-struct Window {
+struct MessageWindow {
     began: Instant,
     /// Number of messages that may be logged.
     burst: u64,
@@ -57,15 +57,15 @@ struct Window {
     sample: String,
 }
 
-impl Window {
+impl MessageWindow {
     fn new(began: Instant, burst: u64) -> Self {
-        Window { began, burst, logged: 0, left_out: 0, sample: String::new() }
+        MessageWindow { began, burst, logged: 0, left_out: 0, sample: String::new() }
     }
 }
 
 #[derive(Default)]
-struct Table {
-    windows: HashMap<Kind, Window>,
+struct WindowTable {
+    windows: HashMap<MessageKind, MessageWindow>,
     /// Numbers and samples of windows that have ended.
     ended: Vec<(u64, String)>,
 }
@@ -73,26 +73,26 @@ struct Table {
 /// See the module.
 #[derive(Default)]
 pub(super) struct Limit {
-    table: Mutex<Table>,
+    table: Mutex<WindowTable>,
     left_out: AtomicU64,
 }
 
 impl Limit {
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, WindowTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a message of this kind is to be logged now; `sample` returns its text.
-    fn admits(&self, now: Instant, mut kind: Kind, sample: impl FnOnce() -> String) -> bool {
+    fn admits(&self, now: Instant, mut kind: MessageKind, sample: impl FnOnce() -> String) -> bool {
         let mut table = self.table();
-        let Table { windows, ended } = &mut *table;
+        let WindowTable { windows, ended } = &mut *table;
         if windows.len() >= MAX_KINDS && !windows.contains_key(&kind) {
             kind.about = 0;
         }
-        let window = windows.entry(kind).or_insert_with(|| Window::new(now, BURST));
+        let window = windows.entry(kind).or_insert_with(|| MessageWindow::new(now, BURST));
         if now.saturating_duration_since(window.began) >= WINDOW {
             let burst = if window.left_out > 0 { 1 } else { BURST };
-            let last = std::mem::replace(window, Window::new(now, burst));
+            let last = std::mem::replace(window, MessageWindow::new(now, burst));
             if last.left_out > 0 {
                 ended.push((last.left_out, last.sample));
             }
@@ -113,7 +113,7 @@ impl Limit {
     /// one that allows few.
     fn take(&self, now: Instant, all: bool) -> Vec<(u64, String)> {
         let mut table = self.table();
-        let Table { windows, ended } = &mut *table;
+        let WindowTable { windows, ended } = &mut *table;
         windows.retain(|_, window| {
             if !all && now.saturating_duration_since(window.began) < WINDOW {
                 return true;
@@ -121,7 +121,7 @@ impl Limit {
             if window.left_out == 0 {
                 return false;
             }
-            let last = std::mem::replace(window, Window::new(now, 1));
+            let last = std::mem::replace(window, MessageWindow::new(now, 1));
             ended.push((last.left_out, last.sample));
             true
         });
@@ -161,9 +161,9 @@ impl<S: Subscriber> Layer<S> for LimitLayer {
         }
         let mut about = About(DefaultHasher::new());
         event.record(&mut about);
-        let kind = Kind { site: metadata.callsite(), about: about.0.finish() };
+        let kind = MessageKind { site: metadata.callsite(), about: about.0.finish() };
         self.0.admits(Instant::now(), kind, || {
-            let mut text = Text(String::new());
+            let mut text = MessageText(String::new());
             event.record(&mut text);
             text.0
         })
@@ -192,9 +192,9 @@ impl fmt::Write for Hashed<'_> {
 }
 
 /// Collects the beginning of a message.
-struct Text(String);
+struct MessageText(String);
 
-impl Visit for Text {
+impl Visit for MessageText {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let _ = match field.name() {
             "message" => {
@@ -239,8 +239,8 @@ mod tests {
         }
     }
 
-    fn kind(about: u64) -> Kind {
-        Kind { site: Identifier(&SITE), about }
+    fn kind(about: u64) -> MessageKind {
+        MessageKind { site: Identifier(&SITE), about }
     }
 
     /// Feeds messages of a kind at a rate per second; returns how many are logged, and the lines

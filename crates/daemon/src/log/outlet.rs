@@ -19,7 +19,7 @@ const MAX_BYTES: usize = 256 << 10;
 const PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Default)]
-struct Queue {
+struct LineQueue {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
     /// Lines that were dropped, and that the log has not mentioned yet.
@@ -31,7 +31,7 @@ struct Queue {
 /// See the module.
 #[derive(Default)]
 pub(super) struct Outlet {
-    queue: Mutex<Queue>,
+    queue: Mutex<LineQueue>,
     changed: Condvar,
     dropped: AtomicU64,
 }
@@ -47,7 +47,7 @@ impl Outlet {
         thread.spawn(move || own.write_all(to)).map(drop)
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, LineQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -70,7 +70,7 @@ impl Outlet {
         self.count_dropped(&mut self.queue(), lines);
     }
 
-    fn count_dropped(&self, queue: &mut Queue, lines: u64) {
+    fn count_dropped(&self, queue: &mut LineQueue, lines: u64) {
         queue.dropped += lines;
         self.dropped.fetch_add(lines, Ordering::Relaxed);
     }
@@ -157,9 +157,9 @@ fn write(to: &mut impl Write, bytes: &[u8]) -> Result<(), bool> {
 }
 
 /// Takes one message: the subscriber hands over each as a whole.
-pub(super) struct Line(Arc<Outlet>);
+pub(super) struct MessageWriter(Arc<Outlet>);
 
-impl Write for Line {
+impl Write for MessageWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.push(bytes.to_vec());
         Ok(bytes.len())
@@ -171,13 +171,13 @@ impl Write for Line {
 }
 
 /// Makes writers for an outlet.
-pub(super) struct Lines(pub(super) Arc<Outlet>);
+pub(super) struct WriterFactory(pub(super) Arc<Outlet>);
 
-impl MakeWriter<'_> for Lines {
-    type Writer = Line;
+impl MakeWriter<'_> for WriterFactory {
+    type Writer = MessageWriter;
 
-    fn make_writer(&self) -> Line {
-        Line(self.0.clone())
+    fn make_writer(&self) -> MessageWriter {
+        MessageWriter(self.0.clone())
     }
 }
 

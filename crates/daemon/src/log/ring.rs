@@ -10,14 +10,14 @@ use tracing_subscriber::fmt::MakeWriter;
 const MAX_BYTES: usize = 256 << 10;
 
 #[derive(Default)]
-struct Lines {
+struct RecentLines {
     lines: VecDeque<String>,
     bytes: usize,
 }
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Ring(Mutex<Lines>);
+pub(super) struct Ring(Mutex<RecentLines>);
 
 impl Ring {
     /// Returns the lines, oldest first.

@@ -8,7 +8,7 @@ use hyper::header::{ACCEPT, HeaderMap};
 use hyper::{Request, Response};
 
 use super::text::Format;
-use crate::http::{Body, HttpAnswer};
+use crate::http::{HttpAnswer, HyperBody};
 use crate::tcp::{self, guard};
 use crate::volumes::Volumes;
 
@@ -23,7 +23,7 @@ pub(crate) async fn answer<B>(
     request: Request<B>,
     bound: Option<SocketAddr>,
     volumes: Arc<Volumes>,
-) -> Response<Body> {
+) -> Response<HyperBody> {
     if let Err(error) = check_sender(request.headers(), bound) {
         return HttpAnswer::error(&error).into();
     }

@@ -3,13 +3,13 @@
 //! The names are stable. A metric is added here and in `metrics`; `tests/metrics.txt` and
 //! `docs/metrics.md` follow with `UPDATE_METRICS=1 cargo test -p forebay-daemon metrics`.
 
-use super::text::{Kind, Metric};
+use super::text::{Metric, MetricKind};
 
 macro_rules! metrics {
     ($($id:ident $name:literal $kind:ident $unit:literal [$($label:literal),*] $help:literal;)*) => {
         $(pub(super) static $id: Metric = Metric {
             name: $name,
-            kind: Kind::$kind,
+            kind: MetricKind::$kind,
             unit: $unit,
             labels: &[$($label),*],
             help: $help,

@@ -11,7 +11,7 @@ use forebay_admin::Settings;
 use forebay_admin::ranges::ByteRange;
 
 use super::table::ALL;
-use super::text::Kind;
+use super::text::MetricKind;
 use super::*;
 
 /// Labels whose values are not listed, because operators or the version choose them.
@@ -171,9 +171,9 @@ fn the_documentation_has_every_metric() {
     let mut table = String::from("\n| metric | type | labels | meaning |\n|---|---|---|---|\n");
     for metric in ALL {
         let suffix = match metric.kind {
-            Kind::Counter => "_total",
-            Kind::Info => "_info",
-            Kind::Gauge | Kind::Histogram => "",
+            MetricKind::Counter => "_total",
+            MetricKind::Info => "_info",
+            MetricKind::Gauge | MetricKind::Histogram => "",
         };
         let family = &families[metric.name];
         let parts: Vec<String> = family
@@ -266,10 +266,10 @@ fn check_names(text: &str) {
     let mut known = BTreeSet::new();
     for metric in ALL {
         let suffixes: &[&str] = match metric.kind {
-            Kind::Counter => &["_total"],
-            Kind::Info => &["_info"],
-            Kind::Gauge => &[""],
-            Kind::Histogram => &["_bucket", "_count", "_sum"],
+            MetricKind::Counter => &["_total"],
+            MetricKind::Info => &["_info"],
+            MetricKind::Gauge => &[""],
+            MetricKind::Histogram => &["_bucket", "_count", "_sum"],
         };
         known.extend(suffixes.iter().map(|suffix| format!("{}{suffix}", metric.name)));
     }

@@ -10,7 +10,7 @@ use forebay_core::{LATENCY_BOUNDS_US, LatencyCounts};
 
 /// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MetricKind {
     /// A number that only grows until its volume or the daemon is started again.
     Counter,
     /// A number that changes in both directions.
@@ -27,7 +27,7 @@ pub(super) struct Metric {
     /// Its name, without the suffix that its kind adds.
     pub(super) name: &'static str,
     /// Its kind.
-    pub(super) kind: Kind,
+    pub(super) kind: MetricKind,
     /// Its unit, with which its name ends; empty: it has none.
     pub(super) unit: &'static str,
     /// The names of its labels, in the order in which their values are given.
@@ -87,16 +87,17 @@ impl Format {
 }
 
 /// Writes metrics, one family after the other.
-pub(super) struct Writer {
+pub(super) struct MetricsWriter {
     text: String,
     format: Format,
     family: &'static Metric,
 }
 
-impl Writer {
+impl MetricsWriter {
     /// Begins a text of about `bytes` bytes, because a text that grows is copied again and again.
     pub(super) fn new(format: Format, bytes: usize, first: &'static Metric) -> Self {
-        let mut writer = Writer { text: String::with_capacity(bytes), format, family: first };
+        let mut writer =
+            MetricsWriter { text: String::with_capacity(bytes), format, family: first };
         writer.begin(first);
         writer
     }
@@ -107,12 +108,12 @@ impl Writer {
         self.family = family;
         let Metric { name, kind, unit, help, .. } = *family;
         let (suffix, word) = match (self.format, kind) {
-            (_, Kind::Gauge) => ("", "gauge"),
-            (_, Kind::Histogram) => ("", "histogram"),
-            (Format::OpenMetrics, Kind::Counter) => ("", "counter"),
-            (Format::OpenMetrics, Kind::Info) => ("", "info"),
-            (Format::Prometheus, Kind::Counter) => ("_total", "counter"),
-            (Format::Prometheus, Kind::Info) => ("_info", "gauge"),
+            (_, MetricKind::Gauge) => ("", "gauge"),
+            (_, MetricKind::Histogram) => ("", "histogram"),
+            (Format::OpenMetrics, MetricKind::Counter) => ("", "counter"),
+            (Format::OpenMetrics, MetricKind::Info) => ("", "info"),
+            (Format::Prometheus, MetricKind::Counter) => ("_total", "counter"),
+            (Format::Prometheus, MetricKind::Info) => ("_info", "gauge"),
         };
         let text = &mut self.text;
         // Writing to a string does not fail.
@@ -129,7 +130,7 @@ impl Writer {
         self.value(itoa::Buffer::new().format(number));
     }
 
-    /// Writes as [`Writer::number`] does, a number with a fraction.
+    /// Writes as [`MetricsWriter::number`] does, a number with a fraction.
     pub(super) fn fraction(&mut self, labels: &[&str], number: f64) {
         self.head(self.suffix(), labels);
         let _ = writeln!(self.text, " {number}");
@@ -179,9 +180,9 @@ impl Writer {
 
     fn suffix(&self) -> &'static str {
         match self.family.kind {
-            Kind::Counter => "_total",
-            Kind::Info => "_info",
-            Kind::Gauge | Kind::Histogram => "",
+            MetricKind::Counter => "_total",
+            MetricKind::Info => "_info",
+            MetricKind::Gauge | MetricKind::Histogram => "",
         }
     }
 
@@ -231,14 +232,14 @@ mod tests {
 
     static COUNTER: Metric = Metric {
         name: "a_bytes",
-        kind: Kind::Counter,
+        kind: MetricKind::Counter,
         unit: "bytes",
         labels: &["volume"],
         help: "bytes",
     };
     static TIMES: Metric = Metric {
         name: "b_seconds",
-        kind: Kind::Histogram,
+        kind: MetricKind::Histogram,
         unit: "seconds",
         labels: &[],
         help: "times",
@@ -254,7 +255,7 @@ mod tests {
 
     #[test]
     fn values_of_labels_cannot_break_a_line() {
-        let mut writer = Writer::new(Format::OpenMetrics, 0, &COUNTER);
+        let mut writer = MetricsWriter::new(Format::OpenMetrics, 0, &COUNTER);
         writer.number(&["a\"b\\c\nd"], 7);
         let text = writer.end();
         let expected = "# TYPE a_bytes counter\n# UNIT a_bytes bytes\n# HELP a_bytes bytes.\n\
@@ -268,7 +269,7 @@ mod tests {
         counts.count(4_000, 2);
         counts.count(1_500_000_000, 1);
         counts.sum_nanos = 1_500_008_000;
-        let mut writer = Writer::new(Format::Prometheus, 0, &COUNTER);
+        let mut writer = MetricsWriter::new(Format::Prometheus, 0, &COUNTER);
         writer.begin(&TIMES);
         writer.latencies(&[], &counts);
         let text = writer.end();

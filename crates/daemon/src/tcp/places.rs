@@ -8,7 +8,7 @@ use tokio::task::AbortHandle;
 
 /// The event that a connection waits for. Connections make room for others in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Phase {
+pub(super) enum ConnectionPhase {
     /// The end of its request.
     Idle,
     /// Its client, which has an answer to read.
@@ -18,9 +18,9 @@ pub(super) enum Phase {
 }
 
 #[derive(Debug)]
-struct Taken {
+struct ConnectionEntry {
     peer: IpAddr,
-    phase: Phase,
+    phase: ConnectionPhase,
     task: Option<AbortHandle>,
 }
 
@@ -29,12 +29,12 @@ struct Taken {
 pub(super) struct Places {
     most: usize,
     /// By number; lower ones are older.
-    taken: Mutex<(u64, BTreeMap<u64, Taken>)>,
+    taken: Mutex<(u64, BTreeMap<u64, ConnectionEntry>)>,
 }
 
 /// A place, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ConnectionPermit {
     places: Arc<Places>,
     number: u64,
 }
@@ -45,21 +45,21 @@ impl Places {
         Arc::new(Places { most, taken: Mutex::default() })
     }
 
-    fn taken(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, Taken>)> {
+    fn taken(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, ConnectionEntry>)> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a place for a client. If all are taken, the task of another connection is aborted: of
     /// the address with the most connections the one with the least use, and of those the oldest.
     /// Returns `None` if no connection can make room.
-    pub(super) fn take(self: &Arc<Self>, peer: IpAddr) -> Option<Place> {
+    pub(super) fn take(self: &Arc<Self>, peer: IpAddr) -> Option<ConnectionPermit> {
         let mut guard = self.taken();
         let (next, taken) = &mut *guard;
         if taken.len() >= self.most {
             let of = |peer| taken.values().filter(|other| other.peer == peer).count();
             let leaves = taken
                 .iter()
-                .filter(|(_, other)| other.phase != Phase::Busy)
+                .filter(|(_, other)| other.phase != ConnectionPhase::Busy)
                 .max_by_key(|(number, other)| {
                     (of(other.peer), std::cmp::Reverse((other.phase, **number)))
                 })
@@ -70,8 +70,8 @@ impl Places {
         }
         let number = *next;
         *next += 1;
-        taken.insert(number, Taken { peer, phase: Phase::Idle, task: None });
-        Some(Place { places: self.clone(), number })
+        taken.insert(number, ConnectionEntry { peer, phase: ConnectionPhase::Idle, task: None });
+        Some(ConnectionPermit { places: self.clone(), number })
     }
 
     /// Names the task that ends when the place `number` is needed.
@@ -82,21 +82,21 @@ impl Places {
     }
 }
 
-impl Place {
+impl ConnectionPermit {
     /// Returns the number of the place.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
     /// Notes the phase of the connection.
-    pub(super) fn enter(&self, phase: Phase) {
+    pub(super) fn enter(&self, phase: ConnectionPhase) {
         if let Some(taken) = self.places.taken().1.get_mut(&self.number) {
             taken.phase = phase;
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.places.taken().1.remove(&self.number);
     }
@@ -130,14 +130,14 @@ mod tests {
     fn idle_connections_make_room_before_answered_and_busy_never() {
         let places = Places::new(3);
         let kept: Vec<_> = (0..3).map(|_| places.take(OTHER).expect("free")).collect();
-        kept[0].enter(Phase::Answered);
-        kept[1].enter(Phase::Busy);
+        kept[0].enter(ConnectionPhase::Answered);
+        kept[1].enter(ConnectionPhase::Busy);
         let second = places.take(OTHER).expect("the idle one goes");
         assert_eq!(numbers(&places), [0, 1, 3]);
-        second.enter(Phase::Busy);
+        second.enter(ConnectionPhase::Busy);
         let third = places.take(OTHER).expect("the answered one goes");
         assert_eq!(numbers(&places), [1, 3, 4]);
-        third.enter(Phase::Busy);
+        third.enter(ConnectionPhase::Busy);
         assert!(places.take(SCRAPER).is_none());
         drop(second);
         assert!(places.take(SCRAPER).is_some());

@@ -36,7 +36,7 @@ pub(super) enum Notice {
 }
 
 /// A volume that is degraded.
-struct Bad {
+struct DegradedVolume {
     since: Instant,
     /// When the trouble was seen last.
     seen: Instant,
@@ -47,7 +47,7 @@ struct Bad {
 /// Conditions of a volume that were reported already.
 #[derive(Default)]
 pub(super) struct Noticed {
-    bad: Option<Bad>,
+    bad: Option<DegradedVolume>,
     waits: bool,
     /// Reads of the cache device and of the origin that had failed, as seen last.
     errors: Option<(u64, u64)>,
@@ -84,7 +84,7 @@ impl Noticed {
         let degraded = || Notice::Degraded(*trouble, error.clone());
         let bad = self.bad.get_or_insert_with(|| {
             found.push(degraded());
-            Bad { since: now, seen: now, told: (*trouble, now), hang_told: false }
+            DegradedVolume { since: now, seen: now, told: (*trouble, now), hang_told: false }
         });
         bad.seen = now;
         let (told, at) = bad.told;

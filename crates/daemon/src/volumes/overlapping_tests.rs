@@ -94,7 +94,7 @@ fn a_volume_can_be_given_up_beside_a_late_command() {
         let begun = match verb {
             "start" => daemon.volumes.start(&name("a"), StartRequest::default()),
             "stop" => daemon.volumes.stop(&name("a"), Stopping::default()),
-            "flush" => daemon.volumes.run(&name("a"), Task::Flush),
+            "flush" => daemon.volumes.run(&name("a"), BlockTask::Flush),
             "delete" => daemon.volumes.delete(&name("a"), deleting(false)),
             _ => {
                 let settings = Assignments::parse(["dirty_high=70"]).expect("good");

@@ -15,7 +15,7 @@ use crate::hand_over::{self, Items};
 use crate::host_api::{Count, not_found_next};
 use crate::planted::{self, PlantedBug};
 use crate::raw_names::RawNames;
-use crate::signals::{End, StopRequest};
+use crate::signals::{EndRequest, StopRequest};
 
 /// Time limit at the end of the daemon for its state directory.
 const NOTE_PATIENCE: Duration = Duration::from_secs(5);
@@ -90,7 +90,7 @@ impl Volumes {
         let begin = || {
             self.check_devices()?;
             tracing::info!(program = %program.display(), "handing over");
-            if end.ask(End::HandOver(program.clone())) {
+            if end.ask(EndRequest::HandOver(program.clone())) {
                 Ok(())
             } else {
                 busy("the daemon is ending already")
@@ -250,7 +250,7 @@ mod tests {
         volumes.ask_hand_over(program.clone()).expect("nothing fails");
         assert!(seen.load(Ordering::Relaxed), "no operation may begin meanwhile");
         let asked = volumes.programs.end.wait_for(std::time::Duration::ZERO);
-        assert_eq!(asked, Some(End::HandOver(program)));
+        assert_eq!(asked, Some(EndRequest::HandOver(program)));
         let late = volumes.operations.start("set", &"a".parse().expect("valid"), |_| Ok(()));
         assert!(late.is_err_and(|error| error.kind == ErrorKind::Busy), "it would be cut off");
         *host.hook.lock() = None;
@@ -265,7 +265,7 @@ mod tests {
                 host.failing.lock().push("hand over".to_owned());
             }
             volumes.ask_hand_over(program).expect("nothing fails");
-            assert!(volumes.programs.end.ask(End::Stop));
+            assert!(volumes.programs.end.ask(EndRequest::Stop));
             let (items, closed) = volumes.hand_over();
             assert!(items.is_none());
             assert_eq!(closed.is_err(), fails);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_admin::{ApiError, ErrorKind, OperationId, OperationState, PinReport, VolumeName};
 
 use super::Volumes;
-use crate::host_api::Task;
+use crate::host_api::BlockTask;
 use crate::operations::Beside;
 use crate::state::Remembered;
 use crate::work::Work;
@@ -38,7 +38,7 @@ impl Volumes {
     pub(crate) fn run(
         self: &Arc<Self>,
         name: &VolumeName,
-        task: Task,
+        task: BlockTask,
     ) -> Result<OperationId, ApiError> {
         self.operate(task.verb(), name, move |this, entry, work| {
             let name = &entry.volume.name;
@@ -88,12 +88,12 @@ impl Volumes {
 
     fn load(&self, entry: &Remembered, work: &Arc<Work>) -> Result<(), ApiError> {
         if self.host.has_pins(&entry.volume) {
-            self.host.run(&Task::Fill(Vec::new()), &entry.volume, work)?;
+            self.host.run(&BlockTask::Fill(Vec::new()), &entry.volume, work)?;
         }
         if !entry.volume.settings.prefetch {
             return Ok(());
         }
-        match self.host.run(&Task::Prefetch, &entry.volume, work) {
+        match self.host.run(&BlockTask::Prefetch, &entry.volume, work) {
             Err(error) if error.kind == ErrorKind::Refused => {
                 tracing::info!(volume = %entry.volume.name, "nothing is prefetched: {error}");
                 Ok(())

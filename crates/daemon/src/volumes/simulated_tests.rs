@@ -56,8 +56,8 @@ impl Command {
                 let settings = Assignments::parse(["dirty_high=70"]).expect("good");
                 volumes.set(&name, SetRequest { settings })
             }
-            Flush => volumes.run(&name, Task::Flush),
-            DropClean => volumes.run(&name, Task::Drop(DropRequest::default())),
+            Flush => volumes.run(&name, BlockTask::Flush),
+            DropClean => volumes.run(&name, BlockTask::Drop(DropRequest::default())),
             Delete => volumes.delete(&name, deleting(false)),
             Discard => volumes.delete(&name, deleting(true)),
         }

@@ -8,7 +8,7 @@ use forebay_core::units::format_size;
 
 use super::Volumes;
 use crate::events::{Events, NewEvent};
-use crate::host_api::{Definition, Task};
+use crate::host_api::{BlockTask, Definition};
 use crate::memory;
 
 impl Volumes {
@@ -88,12 +88,12 @@ impl Volumes {
         }
     }
 
-    pub(super) fn tell_pins(&self, name: &VolumeName, task: &Task) {
-        let (Task::Pin(ranges) | Task::Unpin(ranges)) = task else { return };
+    pub(super) fn tell_pins(&self, name: &VolumeName, task: &BlockTask) {
+        let (BlockTask::Pin(ranges) | BlockTask::Unpin(ranges)) = task else { return };
         let (count, bytes) = (ranges.len(), ranges.iter().map(|range| range.len).sum::<u64>());
         let what = format!("{count} ranges of volume '{name}', {},", format_size(bytes));
         let event = match task {
-            Task::Pin(_) => NewEvent::new(EventKind::Pinned, format!("{what} were pinned")),
+            BlockTask::Pin(_) => NewEvent::new(EventKind::Pinned, format!("{what} were pinned")),
             _ if ranges.is_empty() => NewEvent::new(
                 EventKind::Unpinned,
                 format!("nothing of volume '{name}' is pinned any more"),

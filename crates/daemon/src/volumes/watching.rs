@@ -29,14 +29,14 @@ const COUNT_AGE: Duration = Duration::from_secs(60);
 
 /// Results of watching the volumes.
 #[derive(Default)]
-pub(super) struct Watched {
-    volumes: Mutex<BTreeMap<VolumeName, Seen>>,
+pub(super) struct WatchResults {
+    volumes: Mutex<BTreeMap<VolumeName, VolumeObservation>>,
     /// True if a client needs the number of cached blocks.
     count: AtomicBool,
 }
 
 /// The last look at a volume.
-struct Seen {
+struct VolumeObservation {
     at: Instant,
     condition: Condition,
     /// Bytes written back per second, smoothed.
@@ -44,9 +44,9 @@ struct Seen {
     noticed: Noticed,
 }
 
-impl Seen {
+impl VolumeObservation {
     fn new(at: Instant, condition: Condition) -> Self {
-        Seen { at, condition, rate: 0.0, noticed: Noticed::default() }
+        VolumeObservation { at, condition, rate: 0.0, noticed: Noticed::default() }
     }
 
     /// Looks again; returns the changes.
@@ -101,7 +101,9 @@ impl Volumes {
         all.retain(|name, _| conditions.contains_key(name));
         let mut notices = Vec::new();
         for (name, condition) in conditions {
-            let seen = all.entry(name.clone()).or_insert_with(|| Seen::new(now, condition.clone()));
+            let seen = all
+                .entry(name.clone())
+                .or_insert_with(|| VolumeObservation::new(now, condition.clone()));
             notices.extend(seen.look(now, condition).into_iter().map(|it| (name.clone(), it)));
         }
         drop(all);
@@ -147,7 +149,7 @@ mod tests {
     fn the_time_to_clean_follows_from_the_rate_if_there_is_one() {
         let begin = Instant::now();
         let dirty = 100 << 20;
-        let mut seen = Seen::new(begin, condition(0));
+        let mut seen = VolumeObservation::new(begin, condition(0));
         // 1 MiB each second, for long enough.
         for second in 1..=100u64 {
             seen.look(begin + Duration::from_secs(second), condition(second << 20));
@@ -167,7 +169,7 @@ mod tests {
     #[test]
     fn a_volume_that_was_started_again_has_no_rate_from_before() {
         let begin = Instant::now();
-        let mut seen = Seen::new(begin, condition(0));
+        let mut seen = VolumeObservation::new(begin, condition(0));
         seen.look(begin + Duration::from_secs(1), condition(1 << 30));
         assert!(seen.rate > 1e6);
         seen.look(begin + Duration::from_secs(2), condition(0));

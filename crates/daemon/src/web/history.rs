@@ -24,7 +24,7 @@ const FILE: &str = "history.jsonl";
 
 /// The activity of all volumes, on average over ten seconds.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Sample {
+struct ActivitySample {
     /// Seconds since 1970, at the end.
     time: u64,
     volumes: Vec<Point>,
@@ -59,17 +59,17 @@ impl Point {
 }
 
 /// See the module.
-pub(super) struct History {
+pub(super) struct ActivityHistory {
     dir: PathBuf,
     /// A line of JSON for each sample, oldest first.
     lines: VecDeque<String>,
     bytes: usize,
 }
 
-impl History {
+impl ActivityHistory {
     /// Reads the history in a state directory.
     pub(super) fn read(dir: &Path) -> Self {
-        let mut history = History { dir: dir.to_owned(), lines: VecDeque::new(), bytes: 0 };
+        let mut history = ActivityHistory { dir: dir.to_owned(), lines: VecDeque::new(), bytes: 0 };
         let mut bytes = Vec::new();
         let file = private::open(&dir.join(FILE));
         match file.and_then(|file| file.take(MAX_BYTES as u64).read_to_end(&mut bytes)) {
@@ -79,7 +79,7 @@ impl History {
         }
         let text = String::from_utf8_lossy(&bytes);
         for line in text.lines() {
-            if let Ok(sample) = serde_json::from_str::<Sample>(line) {
+            if let Ok(sample) = serde_json::from_str::<ActivitySample>(line) {
                 history.push(&sample);
             }
         }
@@ -89,10 +89,10 @@ impl History {
     /// Adds the activity of an interval.
     pub(super) fn add(&mut self, interval: &Interval) {
         let volumes = interval.volumes.iter().map(Point::of).collect();
-        self.push(&Sample { time: interval.time as u64, volumes });
+        self.push(&ActivitySample { time: interval.time as u64, volumes });
     }
 
-    fn push(&mut self, sample: &Sample) {
+    fn push(&mut self, sample: &ActivitySample) {
         let line = serde_json::to_string(sample).unwrap_or_default();
         self.bytes += line.len() + 1;
         self.lines.push_back(line);
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
     use forebay_testkit::TempDir;
 
-    fn sample(time: u64, volumes: usize) -> Sample {
+    fn sample(time: u64, volumes: usize) -> ActivitySample {
         let point = |number| Point {
             name: format!("volume-{number}"),
             hit_ratio: Some(0.5),
@@ -148,23 +148,24 @@ mod tests {
             p99_us: None,
             dirty_bytes: Some(0),
         };
-        Sample { time, volumes: (0..volumes).map(point).collect() }
+        ActivitySample { time, volumes: (0..volumes).map(point).collect() }
     }
 
-    fn times(history: &History) -> Vec<u64> {
-        let parsed = |line: &String| serde_json::from_str::<Sample>(line).expect("valid").time;
+    fn times(history: &ActivityHistory) -> Vec<u64> {
+        let parsed =
+            |line: &String| serde_json::from_str::<ActivitySample>(line).expect("valid").time;
         history.lines.iter().map(parsed).collect()
     }
 
     #[test]
     fn the_history_survives_a_restart_and_is_bounded() {
         let dir = TempDir::new("history");
-        let mut history = History::read(dir.path());
+        let mut history = ActivityHistory::read(dir.path());
         for time in 0..3000 {
             history.push(&sample(time, 1));
         }
         history.to_write().write();
-        let again = History::read(dir.path());
+        let again = ActivityHistory::read(dir.path());
         assert_eq!(times(&again), (3000 - MAX_SAMPLES as u64..3000).collect::<Vec<_>>());
         let parsed: serde_json::Value = serde_json::from_str(&again.json()).expect("JSON");
         assert_eq!(parsed["samples"][0]["volumes"][0]["name"], "volume-0");
@@ -180,17 +181,17 @@ mod tests {
     #[test]
     fn a_file_that_is_torn_or_damaged_costs_only_the_lines_that_are() {
         let dir = TempDir::new("history-torn");
-        let mut history = History::read(&dir.path().join("absent"));
+        let mut history = ActivityHistory::read(&dir.path().join("absent"));
         assert_eq!(history.json(), "{\"samples\":[]}");
         history.to_write().write();
         (1..=3).for_each(|time| history.push(&sample(time, 1)));
         let text = history.to_write().text;
         for cut in 0..text.len() {
             fs::write(dir.path().join(FILE), &text.as_bytes()[..cut]).expect("writable");
-            let found = times(&History::read(dir.path()));
+            let found = times(&ActivityHistory::read(dir.path()));
             assert_eq!(found, (1..=found.len() as u64).collect::<Vec<_>>());
         }
         fs::write(dir.path().join(FILE), format!("\0\u{1}[]\n{{}}\n{text}")).expect("writable");
-        assert_eq!(times(&History::read(dir.path())), [1, 2, 3]);
+        assert_eq!(times(&ActivityHistory::read(dir.path())), [1, 2, 3]);
     }
 }

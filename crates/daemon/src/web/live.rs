@@ -18,10 +18,10 @@ use serde_json::json;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{MissedTickBehavior, timeout};
 
-use super::history::History;
+use super::history::ActivityHistory;
 use crate::events::stream::{HEARTBEAT, MEDIA_TYPE, RETRY, STALLED};
 use crate::host_api::Count;
-use crate::http::Body;
+use crate::http::HyperBody;
 use crate::volumes::Volumes;
 use forebay_admin::activity::Looks;
 
@@ -41,20 +41,20 @@ const MAX_STREAMS: usize = 16;
 const QUEUE: usize = 2;
 
 /// See the module.
-pub(super) struct Live {
+pub(super) struct LiveFeed {
     volumes: Arc<Volumes>,
     latest: watch::Sender<Bytes>,
     places: Arc<Semaphore>,
-    history: Mutex<History>,
+    history: Mutex<ActivityHistory>,
 }
 
-impl Live {
+impl LiveFeed {
     pub(super) fn new(state_dir: &Path, volumes: Arc<Volumes>) -> Arc<Self> {
-        Arc::new(Live {
+        Arc::new(LiveFeed {
             volumes,
             latest: watch::Sender::new(Bytes::new()),
             places: Arc::new(Semaphore::new(MAX_STREAMS)),
-            history: Mutex::new(History::read(state_dir)),
+            history: Mutex::new(ActivityHistory::read(state_dir)),
         })
     }
 
@@ -119,7 +119,7 @@ impl Live {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if too many do already.
-    pub(super) fn follow(&self) -> Result<Response<Body>, ApiError> {
+    pub(super) fn follow(&self) -> Result<Response<HyperBody>, ApiError> {
         let place = self.places.clone().try_acquire_owned().map_err(|_| {
             let message = format!("{MAX_STREAMS} browsers show the page already; close one");
             ApiError::new(ErrorKind::Busy, message)

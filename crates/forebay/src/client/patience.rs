@@ -12,7 +12,7 @@ use forebay_admin::{ApiError, ErrorKind};
 use tokio::net::UnixStream;
 use tokio::time::{sleep, timeout};
 
-use super::{Client, unreachable_daemon};
+use super::{DaemonClient, unreachable_daemon};
 use crate::output::note;
 use crate::process;
 
@@ -70,7 +70,7 @@ impl Asking {
     }
 }
 
-impl Client {
+impl DaemonClient {
     /// Connects, for as long as it takes: the kernel refuses a connection while as many wait as the
     /// socket has room for.
     ///

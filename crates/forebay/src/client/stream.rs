@@ -8,7 +8,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 
 use super::patience::Asking;
-use super::{Client, MAX_ANSWER, error_in};
+use super::{DaemonClient, MAX_ANSWER, error_in};
 use forebay_daemon::{HEARTBEAT, MEDIA_TYPE};
 
 /// Splits a stream into messages.
@@ -41,7 +41,7 @@ impl Messages {
     }
 }
 
-impl Client {
+impl DaemonClient {
     /// Follows the events at a path, and hands the data of each to `take`, until that returns
     /// `false`. Returns `true` if the connection is lost or cannot be made.
     ///

@@ -4,13 +4,13 @@ use forebay_admin::ApiError;
 use serde::Serialize;
 
 use super::print_text;
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 
 /// Prints a value as indented JSON.
 ///
 /// # Errors
 /// The output cannot be written.
-pub(crate) fn print(value: &impl Serialize) -> Outcome {
+pub(crate) fn print(value: &impl Serialize) -> VerbResult {
     print_text(&text(value)?)
 }
 

@@ -17,7 +17,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 
 /// Interval at which a page without news is drawn again: it may show the age of something.
 const TICK: Duration = Duration::from_secs(1);
@@ -67,7 +67,7 @@ pub(crate) fn show<T: Send + 'static>(
     times: Times,
     ask: impl FnMut() -> T + Send + 'static,
     page: &mut impl Page<T>,
-) -> Outcome {
+) -> VerbResult {
     let signals =
         Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).map_err(|error| failed(&error))?;
     let screen = Screen::open()?;

@@ -22,10 +22,10 @@ use forebay_trace::{Alignment, BLOCK, Format, Requests, Suggestion, TraceError};
 use serde::Serialize;
 
 use super::progress::Display;
-use crate::client::{Client, parse};
-use crate::exit::Outcome;
+use crate::client::{DaemonClient, parse};
+use crate::exit::VerbResult;
 use crate::output::{json, note, print_text};
-use crate::values::{Words, cache_size, rate, size};
+use crate::values::{WordParser, cache_size, rate, size};
 use forebay_daemon::curve::{hits, points, ram_rows, rows};
 
 /// Arguments of `advise`.
@@ -40,7 +40,7 @@ pub(crate) struct AdviseArgs {
     pub(crate) live: Option<VolumeName>,
 
     /// Format of the trace, if the content does not show it: csv, lis, msr, blkparse, iolog, vscsi
-    #[arg(long, value_name = "FORMAT", value_parser = Words(Format::ALL), hide_possible_values = true)]
+    #[arg(long, value_name = "FORMAT", value_parser = WordParser(Format::ALL), hide_possible_values = true)]
     pub(crate) format: Option<Format>,
 
     /// Share of the blocks to sample, 0.000001 to 1 [default: as many as fit into a few MB, all of
@@ -119,7 +119,10 @@ struct LiveAdvice<'a> {
 ///
 /// # Errors
 /// The trace cannot be read, the daemon refuses, or the plot cannot be written.
-pub(crate) fn run(client: impl FnOnce() -> Result<Client, ApiError>, args: &AdviseArgs) -> Outcome {
+pub(crate) fn run(
+    client: impl FnOnce() -> Result<DaemonClient, ApiError>,
+    args: &AdviseArgs,
+) -> VerbResult {
     match (&args.live, &args.trace) {
         (Some(name), _) => from_daemon(&client()?, name, args),
         (None, Some(trace)) => from_trace(trace, args),
@@ -127,7 +130,7 @@ pub(crate) fn run(client: impl FnOnce() -> Result<Client, ApiError>, args: &Advi
     }
 }
 
-fn from_daemon(client: &Client, name: &VolumeName, args: &AdviseArgs) -> Outcome {
+fn from_daemon(client: &DaemonClient, name: &VolumeName, args: &AdviseArgs) -> VerbResult {
     let asked = [("sizes", &args.sizes), ("ram", &args.ram)];
     let parts = asked.into_iter().filter(|(_, sizes)| !sizes.is_empty()).map(|(name, sizes)| {
         let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
@@ -148,7 +151,7 @@ fn from_daemon(client: &Client, name: &VolumeName, args: &AdviseArgs) -> Outcome
     print_text(&(words::of_volume(&report) + &ram::of_volume(&report) + &whatif::text(&report)))
 }
 
-fn from_trace(trace: &Path, args: &AdviseArgs) -> Outcome {
+fn from_trace(trace: &Path, args: &AdviseArgs) -> VerbResult {
     let requests = forebay_trace::open(trace, args.format, args.align).map_err(|e| failed(&e))?;
     let format = requests.format().name();
     let mut estimator = match args.rate {
@@ -242,7 +245,7 @@ fn read(
     Ok((number, alignment.suggestion()))
 }
 
-fn draw(title: &str, reads: bool, curve: &[CurveRow], path: &Path) -> Outcome {
+fn draw(title: &str, reads: bool, curve: &[CurveRow], path: &Path) -> VerbResult {
     let svg = plot::svg(title, reads, curve);
     std::fs::write(path, svg).map_err(|error| {
         ApiError::failed(format!("--plot: {} cannot be written: {error}", path.display()))

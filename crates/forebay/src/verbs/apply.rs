@@ -17,13 +17,13 @@ use forebay_settings::duration::parse_duration;
 use serde::Serialize;
 
 use super::{operate, progress, set};
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 use crate::output::table::{Column, Table};
 use crate::output::{json, note, print_text};
 use crate::{misaligned, paths, sparse, uevent};
 use forebay_daemon::devices::{DeviceName, is_missing};
-use plan::{Action, Change, Step, Wanted};
+use plan::{SettingChange, StepAction, VolumeStep, Wanted};
 
 /// Arguments of `apply`.
 #[derive(Debug, Args)]
@@ -64,9 +64,9 @@ const POLL: Duration = Duration::from_millis(200);
 
 /// A step and its result.
 #[derive(Serialize)]
-struct Taken {
+struct StepResult {
     #[serde(flatten)]
-    step: Step,
+    step: VolumeStep,
     /// `planned`, `done`, `failed`, `skipped` because an earlier step of the volume failed or the
     /// daemon does not answer, or `none`.
     result: &'static str,
@@ -74,7 +74,7 @@ struct Taken {
 }
 
 /// Makes the volumes match the file.
-pub(crate) fn run(client: &Client, args: &ApplyArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &ApplyArgs) -> VerbResult {
     let path = paths::config_file(args.config.clone())?;
     let wanted = file::read(&path)?;
     plan::check_shared(&path, &wanted, &same_device)?;
@@ -85,7 +85,7 @@ pub(crate) fn run(client: &Client, args: &ApplyArgs) -> Outcome {
         }
     }
     let steps = plan::plan(&path, &wanted, &present(client)?, args.prune, &same_device)?;
-    let mut work = Work { client, args, wanted: &wanted, until: Instant::now() };
+    let mut work = PlanExecution { client, args, wanted: &wanted, until: Instant::now() };
     if !args.json {
         print_text(&work.render(&path, &steps))?;
     }
@@ -98,7 +98,7 @@ pub(crate) fn run(client: &Client, args: &ApplyArgs) -> Outcome {
 }
 
 /// Returns the reports of all volumes.
-fn present(client: &Client) -> Result<Vec<VolumeReport>, ApiError> {
+fn present(client: &DaemonClient) -> Result<Vec<VolumeReport>, ApiError> {
     let list = client.get(&api::LIST, &())?;
     let names = list.volumes.into_iter().map(|volume| volume.name);
     names.map(|name| client.get(&api::SHOW, &name)).collect()
@@ -112,13 +112,13 @@ fn same_device(one: &str, other: &str) -> bool {
     one == other || matches!((place(one), place(other)), (Some(one), Some(other)) if one == other)
 }
 
-fn as_planned(steps: Vec<Step>) -> Vec<Taken> {
-    steps.into_iter().map(|step| Taken { step, result: "planned", error: None }).collect()
+fn as_planned(steps: Vec<VolumeStep>) -> Vec<StepResult> {
+    steps.into_iter().map(|step| StepResult { step, result: "planned", error: None }).collect()
 }
 
 /// Reports failed steps, each in a line of its own; the last one is the result, with the exit code
 /// of the first.
-fn conclude(taken: Vec<Taken>) -> Outcome {
+fn conclude(taken: Vec<StepResult>) -> VerbResult {
     let mut errors: Vec<ApiError> = taken
         .into_iter()
         .filter_map(|taken| {
@@ -136,21 +136,21 @@ fn conclude(taken: Vec<Taken>) -> Outcome {
 }
 
 /// The execution of a plan.
-struct Work<'a> {
-    client: &'a Client,
+struct PlanExecution<'a> {
+    client: &'a DaemonClient,
     args: &'a ApplyArgs,
     wanted: &'a [Wanted],
     /// End of the wait for missing devices.
     until: Instant,
 }
 
-impl Work<'_> {
+impl PlanExecution<'_> {
     /// Takes the steps. One that fails does not keep other volumes from theirs, unless the daemon
     /// does not answer.
-    fn take(&self, steps: Vec<Step>) -> Vec<Taken> {
-        let mut taken: Vec<Taken> = Vec::new();
+    fn take(&self, steps: Vec<VolumeStep>) -> Vec<StepResult> {
+        let mut taken: Vec<StepResult> = Vec::new();
         for step in steps {
-            let failed = |earlier: &Taken| {
+            let failed = |earlier: &StepResult| {
                 let silent = |error: &ApiError| error.kind == ErrorKind::NoAnswer;
                 let same = earlier.step.volume == step.volume;
                 earlier.error.as_ref().is_some_and(|error| same || silent(error))
@@ -165,37 +165,37 @@ impl Work<'_> {
                     Err(error) => ("failed", Some(error)),
                 }
             };
-            taken.push(Taken { step, result, error });
+            taken.push(StepResult { step, result, error });
         }
         taken
     }
 
-    fn one(&self, step: &Step) -> Outcome {
-        let Step { volume, action } = step;
+    fn one(&self, step: &VolumeStep) -> VerbResult {
+        let VolumeStep { volume, action } = step;
         match action {
-            Action::Stop => {
+            StepAction::Stop => {
                 operate(self.client, &api::STOP, volume, &StopRequest::default(), "Stopping")
             }
-            Action::Set { changes } => {
+            StepAction::Set { changes } => {
                 let settings = plan::assignments(changes)?;
                 set::change(self.client, volume, settings)
             }
-            Action::Create => self.create(self.wanted_of(step)?),
-            Action::Start => {
+            StepAction::Create => self.create(self.wanted_of(step)?),
+            StepAction::Start => {
                 self.wait_for(self.wanted_of(step)?);
                 operate(self.client, &api::START, volume, &StartRequest::default(), "Starting")
             }
-            Action::Keep | Action::Undeclared => Ok(()),
+            StepAction::Keep | StepAction::Undeclared => Ok(()),
         }
     }
 
-    fn wanted_of(&self, step: &Step) -> Result<&Wanted, ApiError> {
+    fn wanted_of(&self, step: &VolumeStep) -> Result<&Wanted, ApiError> {
         let mut all = self.wanted.iter();
         all.find(|one| *one.declared.name() == step.volume)
             .ok_or_else(|| ApiError::failed("the step is about a volume that is not declared"))
     }
 
-    fn create(&self, one: &Wanted) -> Outcome {
+    fn create(&self, one: &Wanted) -> VerbResult {
         self.wait_for(one);
         let mut request = one.declared.request.clone();
         request.cache = Some(one.definition.cache.clone());
@@ -223,7 +223,7 @@ impl Work<'_> {
         }
     }
 
-    fn render(&self, path: &Path, steps: &[Step]) -> String {
+    fn render(&self, path: &Path, steps: &[VolumeStep]) -> String {
         if steps.is_empty() {
             return format!("{} declares no volumes, and there are none.\n", path.display());
         }
@@ -236,26 +236,26 @@ impl Work<'_> {
         table.render()
     }
 
-    fn words(&self, step: &Step) -> (&'static str, String) {
+    fn words(&self, step: &VolumeStep) -> (&'static str, String) {
         let declared = self.wanted.iter().find(|one| *one.declared.name() == step.volume);
         match &step.action {
-            Action::Create => {
+            StepAction::Create => {
                 let devices = declared.map(|one| {
                     format!("cache {}, origin {}", one.definition.cache, one.definition.origin)
                 });
                 (if self.args.adopt { "adopt" } else { "create" }, devices.unwrap_or_default())
             }
-            Action::Set { changes } => {
-                let change = |change: &Change| {
+            StepAction::Set { changes } => {
+                let change = |change: &SettingChange| {
                     format!("{} {} -> {}", change.setting, change.old, change.new)
                 };
                 ("set", changes.iter().map(change).collect::<Vec<_>>().join(", "))
             }
-            Action::Start => ("start", String::new()),
-            Action::Stop if declared.is_some() => ("stop", "serve = false".to_owned()),
-            Action::Stop => ("stop", "not declared".to_owned()),
-            Action::Keep => ("-", "nothing to do".to_owned()),
-            Action::Undeclared => ("-", "not declared; left alone".to_owned()),
+            StepAction::Start => ("start", String::new()),
+            StepAction::Stop if declared.is_some() => ("stop", "serve = false".to_owned()),
+            StepAction::Stop => ("stop", "not declared".to_owned()),
+            StepAction::Keep => ("-", "nothing to do".to_owned()),
+            StepAction::Undeclared => ("-", "not declared; left alone".to_owned()),
         }
     }
 }

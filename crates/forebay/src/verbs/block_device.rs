@@ -2,10 +2,10 @@
 
 use std::ffi::OsString;
 
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 use crate::output::print_line;
 
 /// Does a task of the daemon, and prints the result for it.
-pub(crate) fn run(task: &[OsString]) -> Outcome {
+pub(crate) fn run(task: &[OsString]) -> VerbResult {
     print_line(&forebay_daemon::helper::run(task)?)
 }

@@ -7,7 +7,7 @@ use forebay_admin::{ApiError, Progress, Unit};
 use forebay_offline::check;
 
 use super::progress::Display;
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 use crate::output::volume::grouped;
 use crate::output::{json, print_text};
 use crate::values::size;
@@ -36,7 +36,7 @@ pub(crate) struct CheckArgs {
 }
 
 /// Verifies a cache device; reads only.
-pub(crate) fn run(args: &CheckArgs) -> Outcome {
+pub(crate) fn run(args: &CheckArgs) -> VerbResult {
     let started = Instant::now();
     let mut display = Display::new("Checking");
     // The sizes that the device claims are not to be trusted.

@@ -9,7 +9,7 @@ use clap::{Arg, Command};
 use clap_complete::Shell;
 use forebay_admin::{ApiError, SETTINGS};
 
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 use crate::output::print_text;
 
 /// Returns the verbs whose first argument is an existing volume.
@@ -21,7 +21,7 @@ fn about_a_volume(command: &Command) -> Vec<&str> {
 }
 
 /// Prints the script.
-pub(crate) fn run(shell: Shell, command: &mut Command) -> Outcome {
+pub(crate) fn run(shell: Shell, command: &mut Command) -> VerbResult {
     print_text(&script(shell, command)?)
 }
 

@@ -8,10 +8,10 @@ use forebay_core::units::format_size;
 use forebay_core::{BlockSize, Durability, ExportSet, Mode, NbdReach, ReplacementKind};
 
 use super::progress;
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 use crate::output::{json, note, print_line};
-use crate::values::{Words, block_size, size};
+use crate::values::{WordParser, block_size, size};
 use crate::{misaligned, sparse, uevent};
 use forebay_daemon::devices::{DeviceName, cache_device};
 
@@ -36,12 +36,12 @@ pub(crate) struct CreateArgs {
 
     /// Way of reads and writes through the cache: writeback (wb), writethrough (wt), writearound
     /// (wa, ro), writeonly (wo), passthrough (pt) [default: writeback]
-    #[arg(short = 't', long, value_parser = Words(Mode::ALL), hide_possible_values = true)]
+    #[arg(short = 't', long, value_parser = WordParser(Mode::ALL), hide_possible_values = true)]
     pub(crate) mode: Option<Mode>,
 
     /// Replacement policy, which chooses blocks for eviction; all volumes of a cache share it
     /// [default: that of the cache's other volumes, or else s3-fifo]
-    #[arg(short = 'r', long, value_parser = Words(ReplacementKind::ALL))]
+    #[arg(short = 'r', long, value_parser = WordParser(ReplacementKind::ALL))]
     pub(crate) policy: Option<ReplacementKind>,
 
     /// Block size, the unit of caching: a power of two from 2K to 1M [default: 4K]
@@ -50,7 +50,7 @@ pub(crate) struct CreateArgs {
 
     /// When a write is acknowledged: strict (on stable media), flush (in RAM until a flush), or
     /// deferred (in the RAM tier until a flush or for the time of --defer) [default: flush]
-    #[arg(long, value_parser = Words(Durability::ALL), hide_possible_values = true)]
+    #[arg(long, value_parser = WordParser(Durability::ALL), hide_possible_values = true)]
     pub(crate) durability: Option<Durability>,
 
     /// RAM that holds copies of blocks, in front of the cache device or of the origin alone
@@ -115,7 +115,7 @@ pub(crate) struct CreateArgs {
 }
 
 /// Creates a volume.
-pub(crate) fn run(client: &Client, args: CreateArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: CreateArgs) -> VerbResult {
     let (name, as_json) = (args.new_name.clone().unwrap_or(args.name.clone()), args.json);
     let request = request(args)?;
     let begun = client.call(&api::CREATE, &(), &request)?;
@@ -145,7 +145,7 @@ pub(crate) fn run(client: &Client, args: CreateArgs) -> Outcome {
 }
 
 /// Says that clients by TCP do not find the volume although the daemon listens there.
-fn tell_reach(client: &Client, report: &VolumeReport) {
+fn tell_reach(client: &DaemonClient, report: &VolumeReport) {
     let VolumeReport { name, settings, .. } = report;
     // It is created, whatever the daemon answers. A path has a slash, and a TCP address none.
     let addresses = client.get(&api::DAEMON, &()).map_or(Vec::new(), |daemon| daemon.nbd);

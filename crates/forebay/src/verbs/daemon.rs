@@ -6,7 +6,7 @@ use clap::{Args, ValueHint};
 use forebay_admin::ApiError;
 use forebay_settings::duration::parse_duration;
 
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 use crate::paths;
 use crate::values::size;
 use forebay_daemon::{FrontEndOptions, Options, RawExport, log, signals};
@@ -72,7 +72,7 @@ pub(crate) struct DaemonArgs {
 }
 
 /// Runs the daemon until a signal ends it.
-pub(crate) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
+pub(crate) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> VerbResult {
     if args.check {
         log::filter_of(&args.log)?;
         return forebay_daemon::check(options(socket, args)?);
@@ -84,7 +84,7 @@ pub(crate) fn run(socket: Option<PathBuf>, args: DaemonArgs) -> Outcome {
 }
 
 /// Runs the daemon as [`run`] does, and notes in `has_started` that it has started.
-fn serve(socket: Option<PathBuf>, args: DaemonArgs, has_started: &mut bool) -> Outcome {
+fn serve(socket: Option<PathBuf>, args: DaemonArgs, has_started: &mut bool) -> VerbResult {
     let _logging = log::begin(&args.log)?;
     forebay_daemon::run(options(socket, args)?, has_started)
 }

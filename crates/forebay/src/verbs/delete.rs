@@ -4,8 +4,8 @@ use clap::Args;
 use forebay_admin::{DeleteRequest, VolumeList, VolumeName, api};
 
 use super::operate;
-use crate::client::Client;
-use crate::exit::{Outcome, note};
+use crate::client::DaemonClient;
+use crate::exit::{VerbResult, note};
 use forebay_daemon::devices::{DeviceName, NO_CACHE};
 
 /// Arguments of `delete`.
@@ -30,7 +30,7 @@ pub(crate) struct DeleteArgs {
 }
 
 /// Removes a volume.
-pub(crate) fn run(client: &Client, args: &DeleteArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &DeleteArgs) -> VerbResult {
     let before = client.get(&api::LIST, &()).ok();
     let DeleteArgs { discard_dirty, wipe, force, .. } = *args;
     let request = DeleteRequest { discard_dirty, wipe, force };

@@ -20,14 +20,14 @@ use std::time::Duration;
 use clap::{Args, ValueHint};
 use forebay_admin::ApiError;
 
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 use crate::output::print_text;
 use crate::output::volume::grouped;
 use bench::{Row, Workload};
 use daemon::Daemon;
-use filesystem::Image;
+use filesystem::FilesystemImage;
 use workspace::Workspace;
-use writer::Writer;
+use writer::WriterThread;
 
 /// Arguments of `demo`.
 #[derive(Debug, Args)]
@@ -56,13 +56,13 @@ const FILESYSTEM: u64 = 448 * MIB;
 const WITHHELD: u64 = 96 * MIB;
 
 /// Runs the demonstration.
-pub(crate) fn run(args: &DemoArgs) -> Outcome {
+pub(crate) fn run(args: &DemoArgs) -> VerbResult {
     let workspace = Workspace::new(args.dir.as_deref())?;
     workspace.need(&["fio", "mke2fs", "e2fsck", "debugfs"])?;
     let seconds = |full: u64| Duration::from_secs(if args.quick { full.div_ceil(3) } else { full });
     let files = if args.quick { 100 * MIB } else { 320 * MIB };
     workspace.say(&format!("copying {} MiB of files from /usr into an ext4 image", files / MIB));
-    let image = Image::make(&workspace, files, FILESYSTEM, DISK)?;
+    let image = FilesystemImage::make(&workspace, files, FILESYSTEM, DISK)?;
     let rows = measure(&workspace, seconds)?;
     let checks = crash(&workspace, &image, seconds(4))?;
     let (table, losses) = (bench::table(&rows), bench::losses(&rows));
@@ -142,10 +142,14 @@ fn cache_device(workspace: &Workspace) -> String {
 }
 
 /// Name of a check, and its finding or its error.
-type Check = (&'static str, Result<String, String>);
+type CheckResult = (&'static str, Result<String, String>);
 
 /// Kills the daemon under load and checks what survived.
-fn crash(workspace: &Workspace, image: &Image, load: Duration) -> Result<Vec<Check>, ApiError> {
+fn crash(
+    workspace: &Workspace,
+    image: &FilesystemImage,
+    load: Duration,
+) -> Result<Vec<CheckResult>, ApiError> {
     let origin = workspace.at("files.img");
     workspace.say("writing a part of the filesystem through a writeback cache");
     image.make_origin(&origin, WITHHELD)?;
@@ -159,7 +163,7 @@ fn crash(workspace: &Workspace, image: &Image, load: Duration) -> Result<Vec<Che
     image.write_withheld(workspace, &daemon.nbd(), "files", WITHHELD)?;
 
     workspace.say("SIGKILL under a load of writes and flushes");
-    let mut writer = Writer::start(&daemon.nbd(), "files", FILESYSTEM..DISK)?;
+    let mut writer = WriterThread::start(&daemon.nbd(), "files", FILESYSTEM..DISK)?;
     workspace.sleep(load)?;
     daemon.kill()?;
     let journal = writer.finish()?;

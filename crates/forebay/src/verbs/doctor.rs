@@ -12,8 +12,8 @@ use clap::Args;
 use forebay_admin::{ErrorKind, VolumeList, api};
 use serde::Serialize;
 
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 use crate::output::table::{Column, Table};
 use crate::output::{json, print_text};
 use crate::process::{self, Process};
@@ -55,7 +55,7 @@ impl Level {
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Check {
+struct HostCheck {
     /// Its subject; stable.
     name: &'static str,
     level: Level,
@@ -81,7 +81,7 @@ struct Way {
 /// Everything that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Findings {
-    checks: Vec<Check>,
+    checks: Vec<HostCheck>,
     front_ends: Vec<Way>,
     /// The front end that makes the best block device here; `null`: none does.
     best: Option<&'static str>,
@@ -114,7 +114,7 @@ enum Daemon {
 }
 
 impl Daemon {
-    fn look(client: &Client) -> Self {
+    fn look(client: &DaemonClient) -> Self {
         let socket = client.socket();
         match client.silently(PATIENCE).get(&api::DAEMON, &()) {
             Ok(report) => {
@@ -181,13 +181,13 @@ impl Findings {
 }
 
 /// Looks at this host, and at the daemon if there is one.
-pub(crate) fn run(client: &Client, args: &DoctorArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &DoctorArgs) -> VerbResult {
     let findings = findings(client);
     if args.json { json::print(&findings) } else { print_text(&findings.render()) }
 }
 
 /// Returns the findings.
-pub(super) fn findings(client: &Client) -> Findings {
+pub(super) fn findings(client: &DaemonClient) -> Findings {
     Findings::of(&Host::look(), Daemon::look(client))
 }
 

@@ -4,8 +4,8 @@ use clap::Args;
 use forebay_admin::{DropRequest, VolumeName, api};
 
 use super::operate;
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 
 /// Arguments of `drop`.
 #[derive(Debug, Args)]
@@ -23,7 +23,7 @@ pub(crate) struct DropArgs {
 }
 
 /// Discards clean cached blocks.
-pub(crate) fn run(client: &Client, args: &DropArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &DropArgs) -> VerbResult {
     let tiers = DropRequest { ram: args.ram, ssd: args.ssd };
     operate(client, &api::DROP, &args.name, &tiers, "Dropping the cache of")
 }

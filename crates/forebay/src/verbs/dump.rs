@@ -4,7 +4,7 @@ use clap::{Args, ValueHint};
 use forebay_offline::dump::{self, Options};
 
 use super::check::local;
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 use crate::output::print_text;
 
 /// Arguments of `dump`.
@@ -28,7 +28,7 @@ pub(crate) struct DumpArgs {
 }
 
 /// Prints the content of a cache device; reads only.
-pub(crate) fn run(args: &DumpArgs) -> Outcome {
+pub(crate) fn run(args: &DumpArgs) -> VerbResult {
     let &DumpArgs { records, entries, json, .. } = args;
     dump::run(&local(&args.device)?, Options { records, entries, json }, print_text)
 }

@@ -8,10 +8,10 @@ use form_urlencoded::Serializer;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::client::{Client, parse};
-use crate::exit::Outcome;
+use crate::client::{DaemonClient, parse};
+use crate::exit::VerbResult;
 use crate::output::print_more;
-use crate::values::Words;
+use crate::values::WordParser;
 use forebay_daemon::events_since;
 
 /// Arguments of `events`.
@@ -30,7 +30,7 @@ pub(crate) struct EventsArgs {
 
     /// Only of these kinds, separated by commas, like degraded,recovered
     #[arg(long = "kind", value_name = "KIND", value_delimiter = ',')]
-    #[arg(value_parser = Words(EventKind::ALL), hide_possible_values = true)]
+    #[arg(value_parser = WordParser(EventKind::ALL), hide_possible_values = true)]
     pub(crate) kinds: Vec<EventKind>,
 
     /// Print at most this many events, the newest
@@ -46,7 +46,7 @@ pub(crate) struct EventsArgs {
 const RECONNECT: Duration = Duration::from_secs(1);
 
 /// Prints events, and follows new ones until it is interrupted if that is requested.
-pub(crate) fn run(client: &Client, args: &EventsArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &EventsArgs) -> VerbResult {
     let path = |after| format!("{}?{}", api::EVENTS.path(&()), query(args, after));
     let list: EventList = parse(&client.get_raw(&path(None))?)?;
     let mut last = EventId(0);

@@ -4,10 +4,10 @@ use forebay_admin::api;
 use forebay_admin::endpoint::Nothing;
 
 use super::{NameArgs, operate};
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 
 /// Writes all dirty blocks of a volume to its origin.
-pub(crate) fn run(client: &Client, args: &NameArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &NameArgs) -> VerbResult {
     operate(client, &api::FLUSH, &args.name, &Nothing {}, "Flushing")
 }

@@ -4,8 +4,8 @@ use clap::Args;
 use forebay_admin::{VolumeList, api};
 use forebay_core::units::format_size;
 
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 use crate::output::table::{Column, Table};
 use crate::output::volume::mode;
 use crate::output::{json, print_text};
@@ -27,7 +27,7 @@ pub(crate) struct ListArgs {
 }
 
 /// Lists the volumes.
-pub(crate) fn run(client: &Client, args: &ListArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &ListArgs) -> VerbResult {
     let mut list = client.get(&api::LIST, &())?;
     if args.dirty {
         list.volumes.retain(|volume| !volume.known || volume.dirty > 0 || volume.deferred > 0);

@@ -12,13 +12,13 @@ use clap_mangen::Man;
 use forebay_admin::{ApiError, SETTINGS};
 use forebay_core::why::Why;
 
-use crate::exit::{EXIT_CODES, Outcome};
+use crate::exit::{EXIT_CODES, VerbResult};
 use crate::output::print_bytes;
 use crate::paths::io_error;
 use crate::verbs::top::{KEYS, REVERSE};
 
 /// Prints the main page, or writes all pages into a directory.
-pub(crate) fn run(dir: Option<&Path>, command: Command) -> Outcome {
+pub(crate) fn run(dir: Option<&Path>, command: Command) -> VerbResult {
     let mut command = command.disable_help_subcommand(true);
     command.build();
     let Some(dir) = dir else { return print_bytes(&page(&command)?) };

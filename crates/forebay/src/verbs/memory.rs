@@ -5,8 +5,8 @@ use forebay_admin::report::DaemonMemory;
 use forebay_admin::{MemoryRequest, api};
 use forebay_core::units::format_size;
 
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 use crate::output::table::{Column, Table};
 use crate::output::{json, print_text};
 use crate::values::size;
@@ -24,7 +24,7 @@ pub(crate) struct MemoryArgs {
 }
 
 /// Shows the memory, after a change of the limit if one is asked for.
-pub(crate) fn run(client: &Client, args: &MemoryArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &MemoryArgs) -> VerbResult {
     let memory = match args.limit {
         Some(limit_bytes) => client.call(&api::SET_MEMORY, &(), &MemoryRequest { limit_bytes })?,
         None => client.get(&api::MEMORY, &())?,

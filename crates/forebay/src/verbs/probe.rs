@@ -17,11 +17,11 @@ use forebay_device::loop_device::{self, LoopNumber};
 use forebay_format::superblock::{COPY_A, COPY_B, MAGIC};
 use forebay_format::{PAGE, Superblock};
 
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 use crate::output::print_text;
 use crate::paths;
-use forebay_daemon::content::Content;
-use forebay_daemon::devices::{DeviceName, Place};
+use forebay_daemon::content::DeviceContent;
+use forebay_daemon::devices::{DeviceKey, DeviceName};
 use forebay_daemon::{may_be_dirty, peek_state};
 
 /// Arguments of `probe`.
@@ -50,9 +50,9 @@ type Properties = Vec<(&'static str, String)>;
 
 /// Prints the role of a device. With `--udev` it never fails: a device that cannot be read has no
 /// role.
-pub(crate) fn run(args: &ProbeArgs) -> Outcome {
+pub(crate) fn run(args: &ProbeArgs) -> VerbResult {
     if args.content {
-        Place::of("DEVICE", &args.device)?;
+        DeviceKey::of("DEVICE", &args.device)?;
         return print_text(&format!("{}\n", content(&args.device)?));
     }
     match look(args) {
@@ -74,7 +74,7 @@ fn render(found: &Properties, udev: bool) -> String {
 }
 
 fn look(args: &ProbeArgs) -> Result<Properties, ApiError> {
-    let place = Place::of("DEVICE", &args.device)?;
+    let place = DeviceKey::of("DEVICE", &args.device)?;
     if let Some(volume) = volume_of(&args.device) {
         return Ok(vec![("FOREBAY_VOLUME", volume.to_string())]);
     }
@@ -135,7 +135,7 @@ fn content(device: &Path) -> Result<String, ApiError> {
     let mut file = File::open(device).map_err(unreadable)?;
     let size = file.seek(SeekFrom::End(0)).map_err(unreadable)?;
     let marks = || blkid::marks(file.as_fd()).ok();
-    let content = Content::look(size, &[], marks, |at, len| {
+    let content = DeviceContent::look(size, &[], marks, |at, len| {
         let mut bytes = vec![0; len];
         file.read_exact_at(&mut bytes, at).map(|()| bytes)
     });
@@ -179,7 +179,7 @@ fn cache(device: &Path) -> std::io::Result<Properties> {
 
 /// Looks for a volume in the daemon's state whose origin this is, or is on. While udev handles an
 /// event, the links to the device are only planned: `names` has them.
-fn origin(state: &Path, place: &Place, names: &[PathBuf]) -> Result<Properties, ApiError> {
+fn origin(state: &Path, place: &DeviceKey, names: &[PathBuf]) -> Result<Properties, ApiError> {
     for volume in peek_state(state)? {
         let Ok(name) = DeviceName::parse("origin", &volume.origin) else { continue };
         let named = name.path.as_ref().is_some_and(|path| names.contains(path));
@@ -197,9 +197,9 @@ fn origin(state: &Path, place: &Place, names: &[PathBuf]) -> Result<Properties, 
 
 /// Whether a device is the origin or a partition of it. A disk with an origin on one of its
 /// partitions is not.
-fn lies_on(device: &Place, origin: &Place) -> bool {
+fn lies_on(device: &DeviceKey, origin: &DeviceKey) -> bool {
     match (device, origin) {
-        (Place::Block { number, whole, .. }, Place::Block { number: origin, .. }) => {
+        (DeviceKey::Block { number, whole, .. }, DeviceKey::Block { number: origin, .. }) => {
             number == origin || *whole == Some(*origin)
         }
         _ => device.overlaps(origin),
@@ -262,12 +262,12 @@ mod tests {
 
     #[test]
     fn a_partition_of_an_origin_is_on_it_and_its_disk_is_not() {
-        let block = |number, whole| Place::Block { number, whole, backing: None };
+        let block = |number, whole| DeviceKey::Block { number, whole, backing: None };
         let (disk, part, other) = (block(16, None), block(17, Some(16)), block(32, None));
         assert!(lies_on(&disk, &disk) && lies_on(&part, &disk));
         assert!(!lies_on(&disk, &part) && !lies_on(&other, &disk));
-        let loop_device = Place::Block { number: 7, whole: None, backing: Some((1, 2)) };
-        assert!(lies_on(&loop_device, &Place::File(1, 2)));
+        let loop_device = DeviceKey::Block { number: 7, whole: None, backing: Some((1, 2)) };
+        assert!(lies_on(&loop_device, &DeviceKey::File(1, 2)));
     }
 
     #[test]

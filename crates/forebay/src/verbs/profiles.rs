@@ -4,7 +4,7 @@ use clap::Args;
 use forebay_admin::{PROFILES, Profile, ProfileName};
 use serde::Serialize;
 
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 use crate::output::{json, print_text};
 
 /// Arguments of `profiles`.
@@ -19,18 +19,18 @@ pub(crate) struct ProfilesArgs {
 }
 
 #[derive(Serialize)]
-struct List<'a> {
+struct ProfilesOutput<'a> {
     profiles: Vec<&'a Profile>,
 }
 
 /// Prints the profiles.
-pub(crate) fn run(args: &ProfilesArgs) -> Outcome {
+pub(crate) fn run(args: &ProfilesArgs) -> VerbResult {
     let profiles: Vec<&Profile> = match args.name {
         Some(name) => vec![name.profile()],
         None => PROFILES.iter().collect(),
     };
     if args.json {
-        return json::print(&List { profiles });
+        return json::print(&ProfilesOutput { profiles });
     }
     let texts: Vec<String> = profiles.into_iter().map(Profile::text).collect();
     print_text(&texts.join("\n"))

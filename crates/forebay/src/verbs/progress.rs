@@ -14,8 +14,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 use crate::output::note;
 use crate::output::volume::{grouped, time};
 
@@ -40,7 +40,7 @@ pub(crate) enum Display {
 ///
 /// # Errors
 /// The operation failed, or the daemon no longer answers.
-pub(crate) fn follow(client: &Client, begun: Operation, label: &str) -> Outcome {
+pub(crate) fn follow(client: &DaemonClient, begun: Operation, label: &str) -> VerbResult {
     let mut operation = begun;
     if operation.state == OperationState::Running {
         let interrupted = interrupts()?;

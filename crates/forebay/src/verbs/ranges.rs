@@ -15,8 +15,8 @@ use forebay_device::file_extents;
 use rustix::fs::{major, minor};
 
 use super::operate;
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 use crate::output::{json, print_text};
 
 /// The help of arguments that name parts of a volume.
@@ -76,7 +76,7 @@ pub(crate) struct EvictArgs {
 const AT_ONCE: usize = 1000;
 
 /// Pins ranges or, without any, prints those that are pinned.
-pub(crate) fn pin(client: &Client, args: &PinArgs) -> Outcome {
+pub(crate) fn pin(client: &DaemonClient, args: &PinArgs) -> VerbResult {
     if !args.places.is_empty() {
         return each(client, &api::PIN, &args.name, &args.places, "Pinning in");
     }
@@ -85,7 +85,7 @@ pub(crate) fn pin(client: &Client, args: &PinArgs) -> Outcome {
 }
 
 /// Unpins ranges, or all.
-pub(crate) fn unpin(client: &Client, args: &UnpinArgs) -> Outcome {
+pub(crate) fn unpin(client: &DaemonClient, args: &UnpinArgs) -> VerbResult {
     if args.all {
         return operate(client, &api::UNPIN, &args.name, &RangesRequest::default(), "Unpinning in");
     }
@@ -93,13 +93,13 @@ pub(crate) fn unpin(client: &Client, args: &UnpinArgs) -> Outcome {
 }
 
 /// Discards clean blocks of ranges.
-pub(crate) fn evict(client: &Client, args: &EvictArgs) -> Outcome {
+pub(crate) fn evict(client: &DaemonClient, args: &EvictArgs) -> VerbResult {
     each(client, &api::EVICT, &args.name, &args.places, "Evicting from")
 }
 
 /// Loads ranges into the cache or, without any, the blocks that the RAM tier held when the volume
 /// was last stopped.
-pub(crate) fn prefetch(client: &Client, args: &PrefetchArgs) -> Outcome {
+pub(crate) fn prefetch(client: &DaemonClient, args: &PrefetchArgs) -> VerbResult {
     if args.places.is_empty() {
         return operate(
             client,
@@ -113,12 +113,12 @@ pub(crate) fn prefetch(client: &Client, args: &PrefetchArgs) -> Outcome {
 }
 
 fn each(
-    client: &Client,
+    client: &DaemonClient,
     endpoint: &Operate<RangesRequest>,
     name: &VolumeName,
     places: &[String],
     doing: &str,
-) -> Outcome {
+) -> VerbResult {
     let mut ranges = Vec::new();
     for place in places {
         match range(place) {
@@ -139,7 +139,11 @@ fn range(text: &str) -> Option<ByteRange> {
 }
 
 /// Returns where a file lies on a volume.
-fn of_file(client: &Client, name: &VolumeName, path: &Path) -> Result<Vec<ByteRange>, ApiError> {
+fn of_file(
+    client: &DaemonClient,
+    name: &VolumeName,
+    path: &Path,
+) -> Result<Vec<ByteRange>, ApiError> {
     let said = |reason: String| ApiError::invalid(&path.to_string_lossy(), reason);
     let file = File::open(path).map_err(|error| said(error.to_string()))?;
     let found = file.metadata().map_err(|error| said(error.to_string()))?;

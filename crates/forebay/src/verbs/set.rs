@@ -4,8 +4,8 @@ use clap::Args;
 use forebay_admin::{Assignments, SetRequest, VolumeName, api};
 
 use super::operate;
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 use crate::output::note;
 use crate::output::volume::waits_for_start;
 
@@ -21,12 +21,16 @@ pub(crate) struct SetArgs {
 }
 
 /// Changes settings.
-pub(crate) fn run(client: &Client, args: &SetArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &SetArgs) -> VerbResult {
     change(client, &args.name, Assignments::parse(&args.settings)?)
 }
 
 /// Changes settings of a volume, and names those that take effect only when it is started again.
-pub(super) fn change(client: &Client, name: &VolumeName, settings: Assignments) -> Outcome {
+pub(super) fn change(
+    client: &DaemonClient,
+    name: &VolumeName,
+    settings: Assignments,
+) -> VerbResult {
     let concerns_ram = settings.iter().any(|(setting, _)| ["ram", "ram_block"].contains(&setting));
     operate(client, &api::SET, name, &SetRequest { settings }, "Changing")?;
     if concerns_ram {

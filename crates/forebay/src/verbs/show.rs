@@ -13,8 +13,8 @@ use ratatui::layout::{Constraint, Layout};
 use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
 
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 use crate::output::screen::{self, Page, Times};
 use crate::output::{json, lost, print_more, print_text, volume};
 use crate::sparse;
@@ -48,7 +48,7 @@ const COUNT: Duration = Duration::from_secs(60);
 const ANSWERING: Duration = Duration::from_secs(5);
 
 /// Prints a volume.
-pub(crate) fn run(client: &Client, args: &ShowArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &ShowArgs) -> VerbResult {
     let first = text(client, args, &api::SHOW)?;
     let Some(every) = args.watch else { return print_text(&first) };
     let (name, lost, json) = (args.name.clone(), args.lost, args.json);
@@ -65,7 +65,7 @@ pub(crate) fn run(client: &Client, args: &ShowArgs) -> Outcome {
         text(&client, &args, if fresh { &api::SHOW } else { &api::REPORT })
     };
     if on_screen {
-        let mut page = Watched { text: first, first: 0, error: None, every };
+        let mut page = ReportScreen { text: first, first: 0, error: None, every };
         return screen::show(Times { first: every, every }, next, &mut page);
     }
     print_blocks(first, every, next)
@@ -73,7 +73,7 @@ pub(crate) fn run(client: &Client, args: &ShowArgs) -> Outcome {
 
 /// Returns the text to print. [`api::REPORT`] has the blocks as last counted.
 fn text(
-    client: &Client,
+    client: &DaemonClient,
     args: &ShowArgs,
     from: &Get<VolumeName, VolumeReport>,
 ) -> Result<String, ApiError> {
@@ -99,7 +99,7 @@ fn print_blocks(
     first: String,
     every: Duration,
     mut next: impl FnMut() -> Result<String, ApiError>,
-) -> Outcome {
+) -> VerbResult {
     let mut block = first;
     while print_more(block.as_bytes())? {
         std::thread::sleep(every);
@@ -109,7 +109,7 @@ fn print_blocks(
 }
 
 /// The report on a screen, which may be too short for it.
-struct Watched {
+struct ReportScreen {
     text: String,
     /// The first line on the screen.
     first: u16,
@@ -118,7 +118,7 @@ struct Watched {
     every: Duration,
 }
 
-impl Page<Result<String, ApiError>> for Watched {
+impl Page<Result<String, ApiError>> for ReportScreen {
     fn news(&mut self, news: Result<String, ApiError>) {
         match news {
             Ok(text) => (self.text, self.error) = (text, None),

@@ -5,8 +5,8 @@ use forebay_admin::origin_check::OriginFound;
 use forebay_admin::{StartRequest, VolumeName, api};
 
 use super::operate;
-use crate::client::Client;
-use crate::exit::{Outcome, note};
+use crate::client::DaemonClient;
+use crate::exit::{VerbResult, note};
 use crate::output::print_line;
 
 /// Arguments of `start`.
@@ -32,7 +32,7 @@ pub(crate) struct StartArgs {
 }
 
 /// Serves a stopped volume again.
-pub(crate) fn run(client: &Client, args: &StartArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &StartArgs) -> VerbResult {
     let name = &args.name;
     let request = StartRequest { force: args.force, verify: args.verify };
     let doing = if args.verify { "Verifying" } else { "Starting" };

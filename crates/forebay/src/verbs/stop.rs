@@ -4,8 +4,8 @@ use clap::Args;
 use forebay_admin::{StopRequest, VolumeName, api};
 
 use super::operate;
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 
 /// Arguments of `stop`.
 #[derive(Debug, Args)]
@@ -25,7 +25,7 @@ pub(crate) struct StopArgs {
 }
 
 /// Stops serving a volume.
-pub(crate) fn run(client: &Client, args: &StopArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &StopArgs) -> VerbResult {
     let request = StopRequest { force: args.force, abandon: args.abandon };
     operate(client, &api::STOP, &args.name, &request, "Stopping")
 }

@@ -16,8 +16,8 @@ use forebay_admin::ApiError;
 use time::OffsetDateTime;
 use time::macros::format_description;
 
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 use crate::output::print_text;
 use redact::Redactor;
 
@@ -45,7 +45,7 @@ Not replaced: names of volumes, paths of devices and files, names of exports. Re
 ";
 
 /// Writes the archive, and prints its content.
-pub(crate) fn run(client: &Client, args: SupportArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: SupportArgs) -> VerbResult {
     let format = format_description!("[year][month][day]-[hour][minute][second]");
     let time = OffsetDateTime::now_utc().format(format);
     let time = time.map_err(|error| ApiError::failed(error.to_string()))?;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, ErrorKind, HandOverRequest, api};
 
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 use crate::output::print_line;
 
 /// Time limit for the next program to serve everything again.
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const STEP: Duration = Duration::from_millis(50);
 
 /// Asks for the hand-over, and waits until the next program serves everything again.
-pub(crate) fn run(client: &Client) -> Outcome {
+pub(crate) fn run(client: &DaemonClient) -> VerbResult {
     let program = std::env::current_exe()
         .map_err(|error| ApiError::failed(format!("cannot tell where this program is: {error}")))?;
     let before = client.get(&api::DAEMON, &())?;

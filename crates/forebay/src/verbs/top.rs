@@ -30,13 +30,13 @@ use clap::Args;
 use forebay_admin::activity::{Activity, Interval, Looks};
 use forebay_admin::{ApiError, ErrorKind, VolumeName, api};
 
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 use crate::output::screen::{self, Times};
 use crate::output::table::{Column, Table};
 use crate::output::{note, print_more, print_text};
 use crate::values::interval;
-use model::{Look, Model};
+use model::{Look, TopModel};
 use numbers::{bytes, count, megabytes, percent, time};
 use theme::Theme;
 
@@ -93,7 +93,7 @@ pub(crate) fn keys() -> String {
 const FIRST: Duration = Duration::from_millis(250);
 
 /// Shows the activity of the volumes.
-pub(crate) fn run(client: &Client, args: &TopArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &TopArgs) -> VerbResult {
     if let Some(name) = &args.name {
         // A name that does not exist is an error now; later it may come back.
         client.get(&api::REPORT, name)?;
@@ -112,7 +112,7 @@ pub(crate) fn run(client: &Client, args: &TopArgs) -> Outcome {
     }
 }
 
-fn on_screen(client: &Client, args: &TopArgs) -> Outcome {
+fn on_screen(client: &DaemonClient, args: &TopArgs) -> VerbResult {
     if !screen::is_usable() {
         let message =
             "stdout is no terminal that can be drawn on; use --once for a table, or --json";
@@ -122,7 +122,7 @@ fn on_screen(client: &Client, args: &TopArgs) -> Outcome {
     look(client).answer?;
     let without = args.no_color || std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
     let mut model =
-        Model::new(Theme::new(!without), args.interval, args.name.clone(), Instant::now());
+        TopModel::new(Theme::new(!without), args.interval, args.name.clone(), Instant::now());
     // The screen itself shows for how long there was no answer.
     let client = client.silently(Duration::MAX);
     let times = Times { first: FIRST.min(args.interval), every: args.interval };
@@ -131,7 +131,7 @@ fn on_screen(client: &Client, args: &TopArgs) -> Outcome {
 
 /// Prints a line for each interval until the reader closes stdout. The daemon may end and start
 /// meanwhile.
-fn as_json(client: &Client, args: &TopArgs) -> Outcome {
+fn as_json(client: &DaemonClient, args: &TopArgs) -> VerbResult {
     let (mut looks, mut silent) = (Looks::default(), false);
     observe(&mut looks, look(client))?;
     loop {
@@ -155,7 +155,7 @@ fn as_json(client: &Client, args: &TopArgs) -> Outcome {
     }
 }
 
-fn look(client: &Client) -> Look {
+fn look(client: &DaemonClient) -> Look {
     let answer = client.get(&api::REPORTS, &());
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     Look { at: Instant::now(), time: time.unwrap_or_default().as_secs_f64(), answer }

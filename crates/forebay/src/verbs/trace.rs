@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::{Args, ValueHint};
 use forebay_admin::{ApiError, VolumeName, api};
 
-use crate::client::Client;
-use crate::exit::Outcome;
+use crate::client::DaemonClient;
+use crate::exit::VerbResult;
 use crate::output::note;
 use forebay_daemon::MOST_SECONDS;
 
@@ -36,7 +36,7 @@ const LAST: &str = "# requests=";
 const TAIL: usize = 256;
 
 /// Records for the given time. The file keeps all received requests, also after an error.
-pub(crate) fn run(client: &Client, args: &TraceArgs) -> Outcome {
+pub(crate) fn run(client: &DaemonClient, args: &TraceArgs) -> VerbResult {
     let TraceArgs { name, seconds, output } = args;
     let path = format!("{}?seconds={seconds}", api::TRACE.path(name));
     let mut target: Option<Box<dyn Write>> = None;

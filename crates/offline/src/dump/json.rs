@@ -9,13 +9,13 @@ use forebay_format::{
 };
 use serde_json::{Value, json};
 
-use super::{PIECE, Writer, kind, slot_of};
+use super::{DumpWriter, PIECE, kind, slot_of};
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Lines(String);
+pub(super) struct JsonLines(String);
 
-impl Lines {
+impl JsonLines {
     fn line(&mut self, value: &Value) {
         self.0.push_str(&value.to_string());
         self.0.push('\n');
@@ -33,7 +33,7 @@ fn accepted(log: &AcceptedLog) -> Value {
     })
 }
 
-impl Writer for Lines {
+impl DumpWriter for JsonLines {
     fn roots(&mut self, superblock: &Superblock, volumes: &[VolumeRecord]) {
         let geometry = &superblock.geometry;
         self.line(&json!({

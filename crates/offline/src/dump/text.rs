@@ -11,7 +11,7 @@ use forebay_format::{
     VolumeRecord,
 };
 
-use super::{PIECE, Writer, kind, slot_of};
+use super::{DumpWriter, PIECE, kind, slot_of};
 
 /// Width of the labels on the left.
 const LABEL: usize = 18;
@@ -20,12 +20,12 @@ const LABEL: usize = 18;
 #[derive(Default)]
 pub(super) struct Text {
     text: String,
-    table: Table,
+    table: SegmentSummary,
 }
 
 /// Contents of the segment table.
 #[derive(Default)]
-struct Table {
+struct SegmentSummary {
     closed: u64,
     open: u64,
     free: u64,
@@ -86,7 +86,7 @@ impl Text {
     }
 }
 
-impl Writer for Text {
+impl DumpWriter for Text {
     fn roots(&mut self, superblock: &Superblock, volumes: &[VolumeRecord]) {
         let geometry = &superblock.geometry;
         self.line("cache", superblock.cache);
@@ -193,7 +193,7 @@ impl Writer for Text {
     }
 
     fn end_of_segments(&mut self) {
-        let Table { closed, open, free, highest } = std::mem::take(&mut self.table);
+        let SegmentSummary { closed, open, free, highest } = std::mem::take(&mut self.table);
         let (closed, open, free) = (grouped(closed), grouped(open), grouped(free));
         self.line("segment table", format_args!("{closed} closed, {open} open, {free} free"));
         self.line("generations", format_args!("up to {highest}"));

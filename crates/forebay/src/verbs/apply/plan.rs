@@ -23,7 +23,7 @@ pub(super) struct Wanted {
 
 /// A setting with another value than declared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Change {
+pub(super) struct SettingChange {
     /// Its name.
     pub(super) setting: &'static str,
     /// Its value now.
@@ -35,13 +35,13 @@ pub(super) struct Change {
 /// The kind of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "action", rename_all = "snake_case")]
-pub(super) enum Action {
+pub(super) enum StepAction {
     /// Stop the volume.
     Stop,
     /// Change settings.
     Set {
         /// These, in the order of the file.
-        changes: Vec<Change>,
+        changes: Vec<SettingChange>,
     },
     /// Create and serve the volume.
     Create,
@@ -53,35 +53,35 @@ pub(super) enum Action {
     Undeclared,
 }
 
-impl Action {
+impl StepAction {
     /// Returns its place in the order of steps. Settings come before creations, which may join a
     /// cache only with the policy that it has, and before starts, with which some of them take
     /// effect.
     fn rank(&self) -> u8 {
         match self {
-            Action::Stop => 0,
-            Action::Set { .. } => 1,
-            Action::Create => 2,
-            Action::Start => 3,
-            Action::Keep => 4,
-            Action::Undeclared => 5,
+            StepAction::Stop => 0,
+            StepAction::Set { .. } => 1,
+            StepAction::Create => 2,
+            StepAction::Start => 3,
+            StepAction::Keep => 4,
+            StepAction::Undeclared => 5,
         }
     }
 
     /// Whether it changes something.
     pub(super) fn acts(&self) -> bool {
-        !matches!(self, Action::Keep | Action::Undeclared)
+        !matches!(self, StepAction::Keep | StepAction::Undeclared)
     }
 }
 
 /// One step; a volume may need several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Step {
+pub(super) struct VolumeStep {
     /// The volume.
     pub(super) volume: VolumeName,
     /// Its kind.
     #[serde(flatten)]
-    pub(super) action: Action,
+    pub(super) action: StepAction,
 }
 
 /// Checks the declared volumes against each other: volumes of one cache share some settings.
@@ -130,7 +130,7 @@ pub(super) fn plan(
     present: &[VolumeReport],
     prune: bool,
     same: &dyn Fn(&str, &str) -> bool,
-) -> Result<Vec<Step>, ApiError> {
+) -> Result<Vec<VolumeStep>, ApiError> {
     let mut steps = Vec::new();
     for one in wanted {
         let volume = one.declared.name().clone();
@@ -139,16 +139,18 @@ pub(super) fn plan(
                 check_fixed(file, one, report, same)?;
                 actions(one, report)
             }
-            None if one.declared.serve => vec![Action::Create],
-            None => vec![Action::Keep],
+            None if one.declared.serve => vec![StepAction::Create],
+            None => vec![StepAction::Keep],
         };
-        steps.extend(actions.into_iter().map(|action| Step { volume: volume.clone(), action }));
+        steps.extend(
+            actions.into_iter().map(|action| VolumeStep { volume: volume.clone(), action }),
+        );
     }
     for report in present {
         if !wanted.iter().any(|one| *one.declared.name() == report.name) {
             let stops = prune && report.state != VolumeState::Stopped;
-            let action = if stops { Action::Stop } else { Action::Undeclared };
-            steps.push(Step { volume: report.name.clone(), action });
+            let action = if stops { StepAction::Stop } else { StepAction::Undeclared };
+            steps.push(VolumeStep { volume: report.name.clone(), action });
         }
     }
     steps.sort_by_key(|step| step.action.rank());
@@ -156,16 +158,16 @@ pub(super) fn plan(
 }
 
 /// Returns the steps that an existing volume needs.
-fn actions(one: &Wanted, report: &VolumeReport) -> Vec<Action> {
+fn actions(one: &Wanted, report: &VolumeReport) -> Vec<StepAction> {
     let mut actions = Vec::new();
     if !one.declared.serve && report.state != VolumeState::Stopped {
-        actions.push(Action::Stop);
+        actions.push(StepAction::Stop);
     }
-    let changes: Vec<Change> = one
+    let changes: Vec<SettingChange> = one
         .declared
         .decided()
         .into_iter()
-        .map(|setting| Change {
+        .map(|setting| SettingChange {
             setting: setting.name,
             old: setting.text(&report.settings),
             new: setting.text(&one.definition.settings),
@@ -173,13 +175,13 @@ fn actions(one: &Wanted, report: &VolumeReport) -> Vec<Action> {
         .filter(|change| change.old != change.new)
         .collect();
     if !changes.is_empty() {
-        actions.push(Action::Set { changes });
+        actions.push(StepAction::Set { changes });
     }
     if one.declared.serve && matches!(report.state, VolumeState::Stopped | VolumeState::Failed) {
-        actions.push(Action::Start);
+        actions.push(StepAction::Start);
     }
     if actions.is_empty() {
-        actions.push(Action::Keep);
+        actions.push(StepAction::Keep);
     }
     actions
 }
@@ -229,7 +231,7 @@ fn check_fixed(
 ///
 /// # Errors
 /// None in practice: the values come from settings.
-pub(super) fn assignments(changes: &[Change]) -> Result<Assignments, ApiError> {
+pub(super) fn assignments(changes: &[SettingChange]) -> Result<Assignments, ApiError> {
     let mut all = Assignments::default();
     for change in changes {
         all.push(change.setting, &change.new)?;

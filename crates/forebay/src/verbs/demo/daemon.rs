@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use forebay_admin::{ApiError, VolumeReport, VolumeState, api};
 
-use super::workspace::{Running, Workspace, this_program};
-use crate::client::Client;
+use super::workspace::{ChildProcess, Workspace, this_program};
+use crate::client::DaemonClient;
 
 /// Maximum time for the daemon to answer or to recover.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -16,8 +16,8 @@ const STEP: Duration = Duration::from_millis(50);
 /// A daemon with its state and sockets in the workspace.
 pub(super) struct Daemon<'a> {
     workspace: &'a Workspace,
-    running: Running,
-    client: Client,
+    running: ChildProcess,
+    client: DaemonClient,
 }
 
 impl<'a> Daemon<'a> {
@@ -32,7 +32,7 @@ impl<'a> Daemon<'a> {
             command.args(["--export-raw", raw]);
         }
         let running = workspace.start("daemon", &mut command)?;
-        let client = Client::new(Some(socket), None)?;
+        let client = DaemonClient::new(Some(socket), None)?;
         let mut daemon = Daemon { workspace, running, client };
         daemon.wait(|daemon| daemon.client.get(&api::DAEMON, &()).is_ok())?;
         Ok(daemon)

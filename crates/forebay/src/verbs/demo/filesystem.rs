@@ -25,13 +25,13 @@ const DEPTH: usize = 8;
 type Sum = (u64, u32);
 
 /// A filesystem in a file, and the files in it.
-pub(super) struct Image {
+pub(super) struct FilesystemImage {
     path: PathBuf,
     disk: u64,
     files: BTreeMap<PathBuf, Sum>,
 }
 
-impl Image {
+impl FilesystemImage {
     /// Fills a filesystem of `size` bytes with about `content` bytes of files of this system. The
     /// disk for it has `disk` bytes.
     pub(super) fn make(
@@ -71,7 +71,7 @@ impl Image {
             grouped(copied.files.len() as u64),
             format_size(copied.files.values().map(|(len, _)| len).sum())
         ));
-        Ok(Image { path, disk, files: copied.files })
+        Ok(FilesystemImage { path, disk, files: copied.files })
     }
 
     /// Creates the disk: the image with its first `withheld` bytes zeroed.

@@ -90,8 +90,8 @@ impl Workspace {
         }
     }
 
-    /// Makes a command that does not outlive its [`Running`]. It has a process group of its own, so
-    /// that a Ctrl-C reaches only this process, which then cleans up in order.
+    /// Makes a command that does not outlive its [`ChildProcess`]. It has a process group of its
+    /// own, so that a Ctrl-C reaches only this process, which then cleans up in order.
     pub(super) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env("PATH", &self.path).stdin(Stdio::null()).process_group(0);
@@ -99,14 +99,18 @@ impl Workspace {
     }
 
     /// Starts a command with its output in the files `NAME.out` and `NAME.err`.
-    pub(super) fn start(&self, name: &str, command: &mut Command) -> Result<Running, ApiError> {
+    pub(super) fn start(
+        &self,
+        name: &str,
+        command: &mut Command,
+    ) -> Result<ChildProcess, ApiError> {
         let file = |end: &str| {
             let path = self.at(&format!("{name}.{end}"));
             File::create(&path).map_err(|error| io_error("cannot write", &path, &error))
         };
         let child = command.stdout(file("out")?).stderr(file("err")?).spawn();
         let child = child.map_err(|error| ApiError::failed(format!("{name}: {error}")))?;
-        Ok(Running { name: name.to_owned(), child: Some(child) })
+        Ok(ChildProcess { name: name.to_owned(), child: Some(child) })
     }
 
     /// Returns the output of a command that was started as `name`.
@@ -161,12 +165,12 @@ impl Drop for Workspace {
 }
 
 /// A child process; killed on drop at the latest.
-pub(super) struct Running {
+pub(super) struct ChildProcess {
     name: String,
     child: Option<Child>,
 }
 
-impl Running {
+impl ChildProcess {
     /// Returns its exit status, if it has ended.
     pub(super) fn ended(&mut self) -> Result<Option<ExitStatus>, ApiError> {
         let Some(child) = &mut self.child else { return Ok(None) };
@@ -195,7 +199,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.kill();
     }

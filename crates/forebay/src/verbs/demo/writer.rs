@@ -120,9 +120,9 @@ impl Journal {
 }
 
 /// A running writer.
-pub(super) struct Writer(Option<JoinHandle<Journal>>);
+pub(super) struct WriterThread(Option<JoinHandle<Journal>>);
 
-impl Writer {
+impl WriterThread {
     /// Writes to `area` of an export, in whole blocks, until the server is gone.
     pub(super) fn start(socket: &Path, export: &str, area: Range<u64>) -> Result<Self, ApiError> {
         let mut client = NbdClient::connect(socket, export)
@@ -134,7 +134,7 @@ impl Writer {
             journal
         });
         let thread = thread.map_err(|error| ApiError::failed(format!("no thread: {error}")))?;
-        Ok(Writer(Some(thread)))
+        Ok(WriterThread(Some(thread)))
     }
 
     /// Waits for the end, which comes when the server is gone.

@@ -2,8 +2,8 @@
 
 use forebay_core::units::format_size;
 
-use super::host::{Device, Host};
-use super::{Check, Daemon, Level, Way};
+use super::host::{DriverState, Host};
+use super::{Daemon, HostCheck, Level, Way};
 use crate::process::Process;
 use crate::sparse::Shortage;
 use forebay_daemon::ring_remedy;
@@ -15,19 +15,19 @@ const BLOCK: u64 = 4096;
 const FILES: u64 = 4096;
 
 /// Returns the checks of the host.
-pub(super) fn all(host: &Host) -> Vec<Check> {
+pub(super) fn all(host: &Host) -> Vec<HostCheck> {
     vec![io_uring(host), idle(host), memory(host), files(host), service(host)]
 }
 
-fn io_uring(host: &Host) -> Check {
+fn io_uring(host: &Host) -> HostCheck {
     let name = "io_uring";
     let Err(error) = &host.ring else {
         let found = format!("works, Linux {}", host.release);
-        return Check { name, level: Level::Good, found, remedy: String::new() };
+        return HostCheck { name, level: Level::Good, found, remedy: String::new() };
     };
     let found = format!("does not work here (Linux {}): {error}", host.release);
     let remedy = ring_remedy::remedy(host.ring_disabled).to_owned();
-    Check { name, level: Level::Missing, found, remedy }
+    HostCheck { name, level: Level::Missing, found, remedy }
 }
 
 /// Returns the major and minor number of a kernel's release.
@@ -36,18 +36,18 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-fn idle(host: &Host) -> Check {
+fn idle(host: &Host) -> HostCheck {
     let name = "monitoring";
     if version(&host.release).is_some_and(|version| version >= (6, 15)) {
         let found = "an idle daemon counts as idle".to_owned();
-        return Check { name, level: Level::Good, found, remedy: String::new() };
+        return HostCheck { name, level: Level::Good, found, remedy: String::new() };
     }
     let found = "before Linux 6.15 an idle daemon shows up as I/O wait".to_owned();
     let remedy = "ignore the I/O wait of its lanes; their CPUs are idle".to_owned();
-    Check { name, level: Level::Note, found, remedy }
+    HostCheck { name, level: Level::Note, found, remedy }
 }
 
-fn memory(host: &Host) -> Check {
+fn memory(host: &Host) -> HostCheck {
     // Three quarters of the limit are for caches.
     let cache = host.memory / 4 * 3 / BYTES_PER_BLOCK * BLOCK;
     let found = format!(
@@ -56,21 +56,21 @@ fn memory(host: &Host) -> Check {
         format_size(cache >> 30 << 30)
     );
     let remedy = "larger ones take 'forebay daemon --memory-limit' or larger blocks".to_owned();
-    Check { name: "memory", level: Level::Good, found, remedy }
+    HostCheck { name: "memory", level: Level::Good, found, remedy }
 }
 
-fn files(host: &Host) -> Check {
+fn files(host: &Host) -> HostCheck {
     let name = "open files";
     if host.files >= FILES {
         let found = "enough may be open for a thousand clients".to_owned();
-        return Check { name, level: Level::Good, found, remedy: String::new() };
+        return HostCheck { name, level: Level::Good, found, remedy: String::new() };
     }
     let found = format!("at most {} may be open", host.files);
     let remedy = "raise it for many clients: LimitNOFILE= of the service, or ulimit -n".to_owned();
-    Check { name, level: Level::Note, found, remedy }
+    HostCheck { name, level: Level::Note, found, remedy }
 }
 
-fn service(host: &Host) -> Check {
+fn service(host: &Host) -> HostCheck {
     let (level, found, remedy) = match host.service {
         Some(true) => (Level::Good, "starts at boot", ""),
         Some(false) => (Level::Note, "does not start at boot", "systemctl enable --now forebay"),
@@ -78,25 +78,25 @@ fn service(host: &Host) -> Check {
             (Level::Note, "there is no systemd", "start 'forebay daemon' at boot by other means")
         }
     };
-    Check { name: "service", level, found: found.to_owned(), remedy: remedy.to_owned() }
+    HostCheck { name: "service", level, found: found.to_owned(), remedy: remedy.to_owned() }
 }
 
 /// Judges the daemon's answer.
-pub(super) fn daemon(daemon: &Daemon) -> Check {
+pub(super) fn daemon(daemon: &Daemon) -> HostCheck {
     let name = "daemon";
     let own = env!("CARGO_PKG_VERSION");
     match daemon {
         Daemon::Answers { version, .. } if version == own => {
             let found = format!("runs, version {version}");
-            Check { name, level: Level::Good, found, remedy: String::new() }
+            HostCheck { name, level: Level::Good, found, remedy: String::new() }
         }
         Daemon::Answers { version, .. } => {
             let found = format!("runs version {version}, while this is {own}");
             let remedy = "restart it when no client is connected".to_owned();
-            Check { name, level: Level::Note, found, remedy }
+            HostCheck { name, level: Level::Note, found, remedy }
         }
         Daemon::Fails(error) => {
-            Check { name, level: Level::Note, found: error.clone(), remedy: String::new() }
+            HostCheck { name, level: Level::Note, found: error.clone(), remedy: String::new() }
         }
         Daemon::Silent(silent) => {
             let (words, remedy) = silent.process.as_ref().map_or_else(
@@ -108,20 +108,20 @@ pub(super) fn daemon(daemon: &Daemon) -> Check {
                 false => "",
             };
             let found = format!("does not answer: {words}{full}");
-            Check { name, level: Level::Missing, found, remedy }
+            HostCheck { name, level: Level::Missing, found, remedy }
         }
     }
 }
 
 /// Judges the space for the files below volumes.
-pub(super) fn space(shortages: &[Shortage]) -> Check {
+pub(super) fn space(shortages: &[Shortage]) -> HostCheck {
     let name = "space";
     if shortages.is_empty() {
         let found = "the files of all volumes fit into their filesystems".to_owned();
-        return Check { name, level: Level::Good, found, remedy: String::new() };
+        return HostCheck { name, level: Level::Good, found, remedy: String::new() };
     }
     let found: Vec<String> = shortages.iter().map(Shortage::to_string).collect();
-    Check { name, level: Level::Note, found: found.join("; "), remedy: String::new() }
+    HostCheck { name, level: Level::Note, found: found.join("; "), remedy: String::new() }
 }
 
 /// Returns the ways to use a volume, those that make the best block devices first.
@@ -130,12 +130,12 @@ pub(super) fn ways(host: &Host) -> Vec<Way> {
 }
 
 /// Returns the step that is missing before a driver can be used.
-fn lack(device: Device, name: &str) -> Option<String> {
+fn lack(device: DriverState, name: &str) -> Option<String> {
     match device {
-        Device::Usable => None,
-        Device::Loadable => Some(format!("modprobe {name}")),
-        Device::Forbidden => Some("it takes root".to_owned()),
-        Device::Absent => Some(format!("this kernel has no {name}")),
+        DriverState::Usable => None,
+        DriverState::Loadable => Some(format!("modprobe {name}")),
+        DriverState::Forbidden => Some("it takes root".to_owned()),
+        DriverState::Absent => Some(format!("this kernel has no {name}")),
     }
 }
 

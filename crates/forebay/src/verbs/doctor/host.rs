@@ -28,17 +28,17 @@ pub(super) struct Host {
     pub(super) admin: bool,
     /// Runs under systemd; and whether the service starts at boot.
     pub(super) service: Option<bool>,
-    pub(super) fuse: Device,
-    pub(super) loops: Device,
-    pub(super) ublk: Device,
-    pub(super) nbd: Device,
+    pub(super) fuse: DriverState,
+    pub(super) loops: DriverState,
+    pub(super) ublk: DriverState,
+    pub(super) nbd: DriverState,
     /// A virtual machine monitor.
     pub(super) qemu: bool,
 }
 
 /// A driver of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Device {
+pub(super) enum DriverState {
     /// Its device can be opened.
     Usable,
     /// Its device is there, but not for this user.
@@ -49,12 +49,12 @@ pub(super) enum Device {
     Absent,
 }
 
-impl Device {
+impl DriverState {
     fn look(path: &str, module: &str, modules: &str) -> Self {
         let opened = OpenOptions::new().read(true).write(true).open(path);
         match opened.map(drop).map_err(|error| error.kind()) {
-            Ok(()) => Device::Usable,
-            Err(io::ErrorKind::PermissionDenied) => Device::Forbidden,
+            Ok(()) => DriverState::Usable,
+            Err(io::ErrorKind::PermissionDenied) => DriverState::Forbidden,
             Err(_) => Self::of_module(module, modules),
         }
     }
@@ -66,7 +66,7 @@ impl Device {
             let path = line.split(':').next().unwrap_or_default();
             path.rfind(&file).is_some_and(|at| !path[at + file.len()..].contains('/'))
         });
-        if listed { Device::Loadable } else { Device::Absent }
+        if listed { DriverState::Loadable } else { DriverState::Absent }
     }
 }
 
@@ -97,13 +97,13 @@ impl Host {
             admin: capabilities(None)
                 .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN)),
             service,
-            fuse: Device::look("/dev/fuse", "fuse", &modules),
-            loops: Device::look("/dev/loop-control", "loop", &modules),
-            ublk: Device::look("/dev/ublk-control", "ublk_drv", &modules),
+            fuse: DriverState::look("/dev/fuse", "fuse", &modules),
+            loops: DriverState::look("/dev/loop-control", "loop", &modules),
+            ublk: DriverState::look("/dev/ublk-control", "ublk_drv", &modules),
             // It makes devices when it is asked to.
             nbd: match Path::new("/sys/module/nbd").exists() {
-                true => Device::Usable,
-                false => Device::of_module("nbd", &modules),
+                true => DriverState::Usable,
+                false => DriverState::of_module("nbd", &modules),
             },
             qemu: ["qemu-system-x86_64", "qemu-system-aarch64", "cloud-hypervisor"]
                 .into_iter()

@@ -1,4 +1,4 @@
-use super::host::{Device, Host};
+use super::host::{DriverState, Host};
 use super::*;
 
 fn host() -> Host {
@@ -10,10 +10,10 @@ fn host() -> Host {
         memory: 4 << 30,
         admin: true,
         service: Some(true),
-        fuse: Device::Usable,
-        loops: Device::Usable,
-        ublk: Device::Absent,
-        nbd: Device::Absent,
+        fuse: DriverState::Usable,
+        loops: DriverState::Usable,
+        ublk: DriverState::Absent,
+        nbd: DriverState::Absent,
         qemu: true,
     }
 }
@@ -26,16 +26,16 @@ fn best(host: &Host) -> Option<&'static str> {
 fn the_best_front_end_is_one_that_makes_a_block_device_here() {
     assert_eq!(best(&host()), Some("fuse"));
     assert_eq!(best(&Host { admin: false, ..host() }), None);
-    for lacking in [Device::Absent, Device::Loadable, Device::Forbidden] {
+    for lacking in [DriverState::Absent, DriverState::Loadable, DriverState::Forbidden] {
         let without = Host { fuse: lacking, ..host() };
         assert_eq!(best(&without), None);
         assert_eq!(best(&Host { loops: lacking, ..host() }), None);
-        let kernel = Host { nbd: Device::Usable, ..without };
+        let kernel = Host { nbd: DriverState::Usable, ..without };
         assert_eq!(best(&kernel), Some("nbd-kernel"));
         assert_eq!(best(&Host { admin: false, ..kernel }), None);
         assert_eq!(best(&Host { ublk: lacking, ..host() }), Some("fuse"));
     }
-    let ublk = Host { ublk: Device::Usable, ..host() };
+    let ublk = Host { ublk: DriverState::Usable, ..host() };
     assert_eq!(best(&ublk), Some("ublk"));
     assert_eq!(best(&Host { admin: false, ..ublk }), None);
 }
@@ -47,7 +47,7 @@ fn each_lack_has_a_remedy() {
         ring_disabled: 2,
         files: 256,
         service: Some(false),
-        fuse: Device::Loadable,
+        fuse: DriverState::Loadable,
         ..host()
     };
     let findings = Findings::of(&worst, Daemon::Fails("no daemon".to_owned()));
@@ -72,14 +72,14 @@ fn modules_are_found_by_their_whole_name() {
     let listed =
         "kernel/drivers/block/nbd.ko.xz: \nkernel/fs/fuse/fuse.ko:\nkernel/x/ublk_drv.ko\n";
     for (module, device) in [
-        ("nbd", Device::Loadable),
-        ("fuse", Device::Loadable),
-        ("ublk_drv", Device::Loadable),
-        ("loop", Device::Absent),
-        ("drv", Device::Absent),
-        ("bd", Device::Absent),
+        ("nbd", DriverState::Loadable),
+        ("fuse", DriverState::Loadable),
+        ("ublk_drv", DriverState::Loadable),
+        ("loop", DriverState::Absent),
+        ("drv", DriverState::Absent),
+        ("bd", DriverState::Absent),
     ] {
-        assert_eq!(Device::of_module(module, listed), device, "{module}");
+        assert_eq!(DriverState::of_module(module, listed), device, "{module}");
     }
 }
 

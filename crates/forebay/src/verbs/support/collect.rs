@@ -11,7 +11,7 @@ use forebay_offline::dump;
 use serde_json::Value;
 
 use super::redact::Redactor;
-use crate::client::{Client, parse};
+use crate::client::{DaemonClient, parse};
 use crate::output::json;
 use crate::paths;
 use crate::verbs::doctor;
@@ -60,7 +60,7 @@ impl Collection {
 /// Collects everything: the answers of the daemon, or, if it does not answer, the files of its
 /// state directory.
 pub(super) fn everything(
-    client: &Client,
+    client: &DaemonClient,
     state_dir: Option<PathBuf>,
     redactor: &mut Redactor,
 ) -> Result<Collection, ApiError> {
@@ -124,7 +124,7 @@ fn host(all: &mut Collection) {
     }
 }
 
-fn from_daemon(all: &mut Collection, client: &Client) {
+fn from_daemon(all: &mut Collection, client: &DaemonClient) {
     let client = &client.silently(PATIENCE);
     // Raw, so that fields of a later daemon are included.
     let as_it_is = |path: &str| parse::<Value>(&client.get_raw(path)?);

@@ -10,7 +10,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
 
 use super::heat;
-use super::model::{Kind, Model};
+use super::model::{LatencyKind, TopModel};
 use super::numbers::{bytes, count, megabytes, percent, time};
 use super::view::{cut, last_line, missed, misses, parts, trend, until_clean};
 use crate::output::volume::mode;
@@ -27,7 +27,7 @@ const OTHERS: u16 = 8;
 const REASONS: u16 = 2;
 
 /// Draws everything.
-pub(super) fn draw(model: &Model, frame: &mut Frame<'_>, now: Instant, kind: Kind) {
+pub(super) fn draw(model: &TopModel, frame: &mut Frame<'_>, now: Instant, kind: LatencyKind) {
     let [title, body, last] = parts(frame.area());
     last_line(model, frame, last, now, "q quit  ? keys  Esc all volumes  Tab reads, writes, ...");
     let Some(name) = &model.selected else { return };
@@ -59,7 +59,7 @@ pub(super) fn draw(model: &Model, frame: &mut Frame<'_>, now: Instant, kind: Kin
     draw_why(model, frame, why, interval, activity);
 }
 
-fn draw_title(model: &Model, frame: &mut Frame<'_>, area: Rect, activity: &Activity) {
+fn draw_title(model: &TopModel, frame: &mut Frame<'_>, area: Rect, activity: &Activity) {
     let theme = model.theme;
     let how = |report: &VolumeReport| {
         let mode = mode(report.mode, report.caching);
@@ -78,7 +78,7 @@ fn draw_title(model: &Model, frame: &mut Frame<'_>, area: Rect, activity: &Activ
     );
 }
 
-fn draw_state(model: &Model, frame: &mut Frame<'_>, area: Rect, activity: &Activity) {
+fn draw_state(model: &TopModel, frame: &mut Frame<'_>, area: Rect, activity: &Activity) {
     let theme = model.theme;
     let dirty = activity.unwritten_bytes().map_or_else(|| "?".to_owned(), bytes);
     let words = [
@@ -96,7 +96,7 @@ fn draw_state(model: &Model, frame: &mut Frame<'_>, area: Rect, activity: &Activ
 }
 
 /// Whether a volume has a RAM tier: latencies are those below it.
-fn has_ram(model: &Model, name: &VolumeName) -> bool {
+fn has_ram(model: &TopModel, name: &VolumeName) -> bool {
     model.report(name).is_some_and(|report| report.ram.is_some())
 }
 
@@ -169,7 +169,7 @@ fn rows(interval: &Interval, activity: &Activity) -> [(&'static str, [Cells; 3])
 }
 
 fn draw_table(
-    model: &Model,
+    model: &TopModel,
     frame: &mut Frame<'_>,
     area: Rect,
     interval: &Interval,
@@ -202,7 +202,13 @@ fn draw_table(
     }
 }
 
-fn draw_map(model: &Model, frame: &mut Frame<'_>, areas: [Rect; 2], name: &VolumeName, kind: Kind) {
+fn draw_map(
+    model: &TopModel,
+    frame: &mut Frame<'_>,
+    areas: [Rect; 2],
+    name: &VolumeName,
+    kind: LatencyKind,
+) {
     let [heading, area] = areas;
     let below = if has_ram(model, name) { " BELOW RAM" } else { "" };
     let text = format!(" LATENCIES OF {}{below}", kind.name().to_uppercase());
@@ -217,7 +223,7 @@ fn draw_map(model: &Model, frame: &mut Frame<'_>, areas: [Rect; 2], name: &Volum
 }
 
 fn draw_why(
-    model: &Model,
+    model: &TopModel,
     frame: &mut Frame<'_>,
     area: Rect,
     interval: &Interval,

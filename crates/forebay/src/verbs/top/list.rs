@@ -9,7 +9,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{RenderDirection, Sparkline};
 
 use super::history::Point;
-use super::model::Model;
+use super::model::TopModel;
 use super::numbers::{bytes, count, megabytes, percent, time};
 use super::order::Order;
 use super::view::{cut, every, last_line, missed, misses, parts, trend, until_clean};
@@ -85,7 +85,7 @@ const COLUMNS: [Column; 8] = [
 ];
 
 /// Draws everything.
-pub(super) fn draw(model: &mut Model, frame: &mut Frame<'_>, now: Instant) {
+pub(super) fn draw(model: &mut TopModel, frame: &mut Frame<'_>, now: Instant) {
     let [title, body, last] = parts(frame.area());
     let [heading, body] =
         Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(body);
@@ -142,7 +142,7 @@ fn columns(area: Rect) -> (Rect, [Rect; 8]) {
     (rect(1, names), numbers)
 }
 
-fn draw_title(model: &Model, frame: &mut Frame<'_>, area: Rect) {
+fn draw_title(model: &TopModel, frame: &mut Frame<'_>, area: Rect) {
     let theme = model.theme;
     let volumes = model.latest.iter().flat_map(|interval| &interval.volumes);
     let (mut iops, mut rate, mut dirty, mut number) = (0.0, 0.0, 0, 0);
@@ -164,7 +164,7 @@ fn draw_title(model: &Model, frame: &mut Frame<'_>, area: Rect) {
     frame.render_widget(Line::raw(every(model.every) + " ").right_aligned(), area);
 }
 
-fn draw_headings(model: &Model, frame: &mut Frame<'_>, area: Rect) {
+fn draw_headings(model: &TopModel, frame: &mut Frame<'_>, area: Rect) {
     let theme = model.theme;
     let (names, numbers) = columns(area);
     let style = |order: Option<Order>| {
@@ -178,7 +178,7 @@ fn draw_headings(model: &Model, frame: &mut Frame<'_>, area: Rect) {
 }
 
 fn draw_volume(
-    model: &Model,
+    model: &TopModel,
     frame: &mut Frame<'_>,
     area: Rect,
     interval: &Interval,
@@ -209,7 +209,7 @@ fn draw_volume(
 }
 
 fn draw_line(
-    model: &Model,
+    model: &TopModel,
     frame: &mut Frame<'_>,
     area: Rect,
     name: &VolumeName,
@@ -232,7 +232,7 @@ fn draw_line(
 
 /// Draws the latest error, or else why reads missed.
 fn draw_why(
-    model: &Model,
+    model: &TopModel,
     frame: &mut Frame<'_>,
     area: Rect,
     interval: &Interval,

@@ -25,7 +25,7 @@ pub(super) struct Look {
 
 /// Whose latencies the heat map shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum LatencyKind {
     /// Reads.
     Reads,
     /// Writes.
@@ -36,24 +36,24 @@ pub(super) enum Kind {
     Discards,
 }
 
-impl Kind {
+impl LatencyKind {
     /// Returns the next kind, after the last one the first.
     pub(super) fn next(self) -> Self {
         match self {
-            Kind::Reads => Kind::Writes,
-            Kind::Writes => Kind::Flushes,
-            Kind::Flushes => Kind::Discards,
-            Kind::Discards => Kind::Reads,
+            LatencyKind::Reads => LatencyKind::Writes,
+            LatencyKind::Writes => LatencyKind::Flushes,
+            LatencyKind::Flushes => LatencyKind::Discards,
+            LatencyKind::Discards => LatencyKind::Reads,
         }
     }
 
     /// Returns the kind in words.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Kind::Reads => "reads",
-            Kind::Writes => "writes",
-            Kind::Flushes => "flushes",
-            Kind::Discards => "discards",
+            LatencyKind::Reads => "reads",
+            LatencyKind::Writes => "writes",
+            LatencyKind::Flushes => "flushes",
+            LatencyKind::Discards => "discards",
         }
     }
 }
@@ -64,11 +64,11 @@ pub(super) enum Screen {
     /// All volumes.
     List,
     /// The selected volume, with a heat map.
-    Detail(Kind),
+    Detail(LatencyKind),
 }
 
 /// Everything that is shown.
-pub(super) struct Model {
+pub(super) struct TopModel {
     pub(super) theme: Theme,
     pub(super) every: Duration,
     pub(super) screen: Screen,
@@ -88,7 +88,7 @@ pub(super) struct Model {
     failure: Option<String>,
 }
 
-impl Model {
+impl TopModel {
     /// Makes a model that knows nothing; with a name it begins with the details of that volume.
     pub(super) fn new(
         theme: Theme,
@@ -96,10 +96,10 @@ impl Model {
         name: Option<VolumeName>,
         now: Instant,
     ) -> Self {
-        Model {
+        TopModel {
             theme,
             every,
-            screen: if name.is_some() { Screen::Detail(Kind::Reads) } else { Screen::List },
+            screen: if name.is_some() { Screen::Detail(LatencyKind::Reads) } else { Screen::List },
             help: false,
             order: Order::Creation,
             reversed: false,
@@ -171,7 +171,7 @@ impl Model {
                 // Mark the volume that will be opened, also before the first key.
                 self.select(|place, _| place);
                 if self.selected.is_some() {
-                    self.screen = Screen::Detail(Kind::Reads);
+                    self.screen = Screen::Detail(LatencyKind::Reads);
                 }
             }
             KeyCode::Char(key) => {

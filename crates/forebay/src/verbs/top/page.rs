@@ -6,12 +6,12 @@ use std::time::Instant;
 use ratatui::Frame;
 use ratatui::crossterm::event::KeyEvent;
 
-use super::model::{Look, Model, Screen};
+use super::model::{Look, Screen, TopModel};
 use super::{detail, list, view};
 use crate::output::screen::Page;
 
 /// Draws everything as of `now`.
-pub(super) fn draw(model: &mut Model, frame: &mut Frame<'_>, now: Instant) {
+pub(super) fn draw(model: &mut TopModel, frame: &mut Frame<'_>, now: Instant) {
     match model.screen {
         Screen::List => list::draw(model, frame, now),
         Screen::Detail(kind) => detail::draw(model, frame, now, kind),
@@ -21,13 +21,13 @@ pub(super) fn draw(model: &mut Model, frame: &mut Frame<'_>, now: Instant) {
     }
 }
 
-impl Page<Look> for Model {
+impl Page<Look> for TopModel {
     fn news(&mut self, look: Look) {
-        Model::news(self, look);
+        TopModel::news(self, look);
     }
 
     fn key(&mut self, key: KeyEvent) -> ControlFlow<()> {
-        Model::key(self, key.code);
+        TopModel::key(self, key.code);
         ControlFlow::Continue(())
     }
 

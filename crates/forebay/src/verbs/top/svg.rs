@@ -67,7 +67,7 @@ fn area(symbol: &str) -> Option<Area> {
 fn add(
     areas: &mut BTreeMap<(&'static str, usize), String>,
     row: usize,
-    run: Run<(&'static str, Area)>,
+    run: CellRun<(&'static str, Area)>,
 ) {
     let (colour, Area { height, percent }) = run.what;
     let path = areas.entry((colour, percent)).or_default();
@@ -97,19 +97,19 @@ fn write_text(svg: &mut String, row: usize, cells: &[Cell]) {
 }
 
 /// Neighbouring cells that are alike.
-struct Run<T> {
+struct CellRun<T> {
     start: usize,
     length: usize,
     what: T,
 }
 
-fn runs<T: PartialEq>(cells: &[Cell], what: impl Fn(&Cell) -> Option<T>) -> Vec<Run<T>> {
-    let mut runs = Vec::<Run<T>>::new();
+fn runs<T: PartialEq>(cells: &[Cell], what: impl Fn(&Cell) -> Option<T>) -> Vec<CellRun<T>> {
+    let mut runs = Vec::<CellRun<T>>::new();
     for (place, cell) in cells.iter().enumerate() {
         let Some(what) = what(cell) else { continue };
         match runs.last_mut() {
             Some(run) if run.start + run.length == place && run.what == what => run.length += 1,
-            _ => runs.push(Run { start: place, length: 1, what }),
+            _ => runs.push(CellRun { start: place, length: 1, what }),
         }
     }
     runs

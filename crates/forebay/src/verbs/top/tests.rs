@@ -121,9 +121,9 @@ fn looks() -> Vec<ReportList> {
 }
 
 /// A model that has seen these answers, a second apart, and the time of the last one.
-fn seen(coloured: bool, looks: impl IntoIterator<Item = ReportList>) -> (Model, Instant) {
+fn seen(coloured: bool, looks: impl IntoIterator<Item = ReportList>) -> (TopModel, Instant) {
     let begun = Instant::now();
-    let mut model = Model::new(Theme::new(coloured), Duration::from_secs(1), None, begun);
+    let mut model = TopModel::new(Theme::new(coloured), Duration::from_secs(1), None, begun);
     let mut at = begun;
     for (second, reports) in (1..).zip(looks) {
         at = begun + Duration::from_secs(second);
@@ -132,13 +132,13 @@ fn seen(coloured: bool, looks: impl IntoIterator<Item = ReportList>) -> (Model, 
     (model, at)
 }
 
-fn press(model: &mut Model, keys: &[KeyCode]) {
+fn press(model: &mut TopModel, keys: &[KeyCode]) {
     for key in keys {
         model.key(*key);
     }
 }
 
-fn drawn(model: &mut Model, now: Instant, (width, height): (u16, u16)) -> Buffer {
+fn drawn(model: &mut TopModel, now: Instant, (width, height): (u16, u16)) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("in memory");
     terminal.draw(|frame| page::draw(model, frame, now)).expect("in memory");
     terminal.backend().buffer().clone()
@@ -273,7 +273,7 @@ fn a_volume_that_was_started_again_counts_anew() {
 #[test]
 fn rows_are_sorted_and_the_selection_stays_with_its_volume() {
     let (mut model, now) = seen(false, looks());
-    let names = |model: &Model| {
+    let names = |model: &TopModel| {
         model.rows().iter().map(|row| row.name.to_string()).collect::<Vec<_>>().join(" ")
     };
     press(&mut model, &[KeyCode::Down]);

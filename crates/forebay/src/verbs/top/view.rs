@@ -8,7 +8,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph};
 
-use super::model::Model;
+use super::model::TopModel;
 use super::numbers::count;
 use super::theme::Theme;
 use super::{KEYS, REVERSE};
@@ -26,7 +26,7 @@ pub(super) fn parts(area: Rect) -> [Rect; 3] {
 
 /// Draws the last line: the keys, or that the daemon does not answer.
 pub(super) fn last_line(
-    model: &Model,
+    model: &TopModel,
     frame: &mut Frame<'_>,
     area: Rect,
     now: Instant,

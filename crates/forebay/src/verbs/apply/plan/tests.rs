@@ -27,7 +27,7 @@ fn planned(
     wanted: &[Wanted],
     present: &[VolumeReport],
     prune: bool,
-) -> Result<Vec<(String, Action)>, ApiError> {
+) -> Result<Vec<(String, StepAction)>, ApiError> {
     let steps = plan(Path::new("f"), wanted, present, prune, &|one, other| one == other)?;
     Ok(steps.into_iter().map(|step| (step.volume.to_string(), step.action)).collect())
 }
@@ -37,11 +37,11 @@ const ONE: &str = "[volumes.v]\ncache = '/c'\norigin = '/o'\nprofile = 'bcache'\
 #[test]
 fn volumes_created_from_the_file_need_no_step() {
     let wanted = wanted(ONE);
-    assert_eq!(planned(&wanted, &[], false), Ok(vec![("v".to_owned(), Action::Create)]));
+    assert_eq!(planned(&wanted, &[], false), Ok(vec![("v".to_owned(), StepAction::Create)]));
     for state in VolumeState::ALL {
         let expected = match state {
-            VolumeState::Stopped | VolumeState::Failed => Action::Start,
-            _ => Action::Keep,
+            VolumeState::Stopped | VolumeState::Failed => StepAction::Start,
+            _ => StepAction::Keep,
         };
         let present = [made(&wanted[0], state)];
         assert_eq!(planned(&wanted, &present, true), Ok(vec![("v".to_owned(), expected)]));
@@ -61,13 +61,13 @@ fn only_what_the_file_decides_is_changed() {
     other.expect("good").apply(&mut report.settings).expect("they fit");
     assert_eq!(
         planned(&wanted, std::slice::from_ref(&report), false).expect("good")[0].1,
-        Action::Keep
+        StepAction::Keep
     );
     let other = Assignments::parse(["mode=wb", "dirty_high=99"]);
     other.expect("good").apply(&mut report.settings).expect("they fit");
     let steps = planned(&wanted, &[report], false).expect("good");
-    let [(_, Action::Set { changes })] = steps.as_slice() else { panic!("{steps:?}") };
-    let text = |change: &Change| format!("{} {} {}", change.setting, change.old, change.new);
+    let [(_, StepAction::Set { changes })] = steps.as_slice() else { panic!("{steps:?}") };
+    let text = |change: &SettingChange| format!("{} {} {}", change.setting, change.old, change.new);
     let profile = forebay_admin::PROFILES[1].settings().expect("good").dirty_high;
     assert_eq!(text(&changes[0]), "mode writeback writethrough");
     assert_eq!(text(&changes[1]), format!("dirty_high 99 {profile}"));
@@ -79,7 +79,7 @@ fn only_what_the_file_decides_is_changed() {
 fn a_volume_without_a_cache_device_keeps_its_mode() {
     let wanted = wanted("[volumes.v]\norigin = '/o'\nprofile = 'fancycache'\nram = '1G'\n");
     let present = [made(&wanted[0], VolumeState::Running)];
-    assert_eq!(planned(&wanted, &present, false).expect("good")[0].1, Action::Keep);
+    assert_eq!(planned(&wanted, &present, false).expect("good")[0].1, StepAction::Keep);
 }
 
 #[test]
@@ -87,24 +87,24 @@ fn volumes_that_are_not_declared_are_stopped_at_most() {
     let known = wanted(ONE);
     let present = [made(&known[0], VolumeState::Running)];
     let step = |action| Ok(vec![("v".to_owned(), action)]);
-    assert_eq!(planned(&[], &present, false), step(Action::Undeclared));
-    assert_eq!(planned(&[], &present, true), step(Action::Stop));
+    assert_eq!(planned(&[], &present, false), step(StepAction::Undeclared));
+    assert_eq!(planned(&[], &present, true), step(StepAction::Stop));
     let present = [made(&known[0], VolumeState::Stopped)];
-    assert_eq!(planned(&[], &present, true), step(Action::Undeclared));
+    assert_eq!(planned(&[], &present, true), step(StepAction::Undeclared));
 }
 
 #[test]
 fn a_volume_may_be_declared_and_not_served() {
     let wanted = wanted(&format!("{ONE}serve = false\n"));
     let step = |action| Ok(vec![("v".to_owned(), action)]);
-    assert_eq!(planned(&wanted, &[], false), step(Action::Keep));
+    assert_eq!(planned(&wanted, &[], false), step(StepAction::Keep));
     assert_eq!(
         planned(&wanted, &[made(&wanted[0], VolumeState::Running)], false),
-        step(Action::Stop)
+        step(StepAction::Stop)
     );
     assert_eq!(
         planned(&wanted, &[made(&wanted[0], VolumeState::Stopped)], false),
-        step(Action::Keep)
+        step(StepAction::Keep)
     );
 }
 
@@ -144,7 +144,7 @@ fn fixed_properties_are_refused_with_their_line() {
         let result = planned(&wanted, &[report], false);
         if key == "alignment" {
             // The file does not say anything about it.
-            assert_eq!(result.expect("good")[0].1, Action::Keep);
+            assert_eq!(result.expect("good")[0].1, StepAction::Keep);
             continue;
         }
         let error = result.expect_err(key);
