@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay_core::text::one_line;
-use forebay_device::signature::{self, Mark, Usage};
+use forebay_device::signature::{self, Signature, Usage};
 use forebay_device::{Device, blkid};
 use forebay_export::helper;
 use forebay_format::Digest;
@@ -39,7 +39,7 @@ const STEP: Duration = Duration::from_millis(2);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceContent {
     /// Marks of other systems.
-    pub marks: Vec<Mark>,
+    pub marks: Vec<Signature>,
     /// Whether all that was read is the pattern of a device that nothing was written to.
     pub blank: bool,
     /// Changes if anything changes that was read.
@@ -57,7 +57,7 @@ impl DeviceContent {
     pub fn look<E>(
         size: u64,
         runs: &[u64],
-        marks: impl FnOnce() -> Option<Vec<Mark>>,
+        marks: impl FnOnce() -> Option<Vec<Signature>>,
         mut read: impl FnMut(u64, usize) -> Result<Vec<u8>, E>,
     ) -> Result<Self, E> {
         let head_end = EDGE.min(size);
@@ -88,7 +88,8 @@ impl DeviceContent {
             let what = if self.blank { "nothing" } else { "data of an unknown kind (not blank)" };
             return what.to_owned();
         }
-        let named: Vec<String> = self.marks.iter().take(MOST_NAMED).map(Mark::to_string).collect();
+        let named: Vec<String> =
+            self.marks.iter().take(MOST_NAMED).map(Signature::to_string).collect();
         let more = match self.marks.len().saturating_sub(MOST_NAMED) {
             0 => String::new(),
             more => format!(" and {more} more"),
@@ -123,7 +124,7 @@ pub(crate) fn runs(device: &dyn Device) -> Vec<u64> {
 /// Returns the marks of [`blkid::marks`], found by a process of its own: libblkid parses bytes that
 /// any writer of the device controls, and must not end the daemon. `None`: there is no libblkid, or
 /// it has failed.
-pub(crate) fn marks_apart(device: OwnedFd) -> Option<Vec<Mark>> {
+pub(crate) fn marks_apart(device: OwnedFd) -> Option<Vec<Signature>> {
     match ask(device) {
         Ok(marks) => Some(marks),
         Err(error) => {
@@ -133,7 +134,7 @@ pub(crate) fn marks_apart(device: OwnedFd) -> Option<Vec<Mark>> {
     }
 }
 
-fn ask(device: OwnedFd) -> io::Result<Vec<Mark>> {
+fn ask(device: OwnedFd) -> io::Result<Vec<Signature>> {
     let mut child = Command::new("/proc/self/exe")
         .args([helper::VERB, MARKS_WORD])
         .stdin(device)
@@ -172,9 +173,9 @@ pub(crate) fn print_marks() -> io::Result<String> {
     Ok(serde_json::to_string(&passed)?)
 }
 
-fn parse(answer: &str) -> Option<Vec<Mark>> {
+fn parse(answer: &str) -> Option<Vec<Signature>> {
     let passed: Vec<Passed> = serde_json::from_str(answer).ok()?;
-    let mark = |(usage, kind, label, uuid, offset): Passed| Mark {
+    let mark = |(usage, kind, label, uuid, offset): Passed| Signature {
         usage: Usage::of(&usage),
         kind,
         label,
@@ -250,7 +251,7 @@ mod tests {
 
     #[test]
     fn marks_are_named_on_one_line() {
-        let mark = |label: &str| Mark {
+        let mark = |label: &str| Signature {
             usage: Usage::Filesystem,
             kind: "ext4".to_owned(),
             label: Some(label.to_owned()),

@@ -22,7 +22,7 @@ use crate::data::IoData;
 use crate::displaced::Displaced;
 use crate::log_buffer::LogBuffer;
 use crate::meter::{Measured, Meter, OpKind, QueueMeter};
-use crate::watch::UnderWay;
+use crate::watch::OpsInFlight;
 
 /// One operation. Offsets and lengths are in bytes and multiples of the logical block size.
 #[derive(Debug)]
@@ -188,15 +188,15 @@ pub struct QueueContext {
 }
 
 /// A boxed future.
-pub type Task = Pin<Box<dyn Future<Output = ()>>>;
+pub type BoxedTask = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Runs work of a device on the lane, beside the operations that it belongs to.
 pub trait Tasks {
     /// Runs a task until it ends or the lane does.
-    fn spawn(&self, task: Task);
+    fn spawn(&self, task: BoxedTask);
 
     /// Ends after `time` on the lane's clock.
-    fn sleep(&self, time: Duration) -> Task;
+    fn sleep(&self, time: Duration) -> BoxedTask;
 }
 
 /// A run of bytes of a device, see [`Device::extent_at`].
@@ -390,7 +390,7 @@ pub trait DeviceQueue {
 #[derive(Clone)]
 pub struct Queue {
     inner: Rc<dyn DeviceQueue>,
-    under_way: Rc<UnderWay>,
+    under_way: Rc<OpsInFlight>,
     meter: Option<Rc<QueueMeter>>,
 }
 
@@ -419,13 +419,13 @@ impl Queue {
     }
 
     /// Returns the watch over operations in flight.
-    pub fn under_way(&self) -> &UnderWay {
+    pub fn under_way(&self) -> &OpsInFlight {
         &self.under_way
     }
 
     /// Starts `op` at the first poll and waits for its end.
-    pub fn run(&self, op: DeviceOp) -> Running {
-        Running { queue: self.clone(), op: Some(op), id: None }
+    pub fn run(&self, op: DeviceOp) -> RunningOp {
+        RunningOp { queue: self.clone(), op: Some(op), id: None }
     }
 
     /// Fills `buf` from `offset`.
@@ -474,14 +474,14 @@ impl Queue {
 
 /// An operation in flight, see [`Queue::run`].
 #[must_use = "nothing happens until this is awaited"]
-pub struct Running {
+pub struct RunningOp {
     queue: Queue,
     op: Option<DeviceOp>,
     /// The operation's ID, its place in the watch, and the meter's data.
     id: Option<(OpId, u32, Option<Measured>)>,
 }
 
-impl Future for Running {
+impl Future for RunningOp {
     type Output = DeviceDone;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<DeviceDone> {
@@ -512,7 +512,7 @@ impl Future for Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningOp {
     fn drop(&mut self) {
         if let Some((id, place, _)) = self.id.take() {
             self.queue.inner.forget(id);

@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libloading::Library;
 
-use crate::signature::{Mark, Usage};
+use crate::signature::{Signature, Usage};
 
 /// The library's name, with the version of its interface.
 const LIBBLKID: &str = "libblkid.so.1";
@@ -128,10 +128,10 @@ impl Probing {
         Some(String::from_utf8_lossy(text).into_owned()).filter(|text| !text.is_empty())
     }
 
-    fn mark(&self) -> Option<Mark> {
+    fn mark(&self) -> Option<Signature> {
         let offset = |name| self.value(name)?.parse().ok();
         if let Some(kind) = self.value(c"TYPE") {
-            return Some(Mark {
+            return Some(Signature {
                 usage: Usage::of(&self.value(c"USAGE").unwrap_or_default()),
                 kind,
                 label: self.value(c"LABEL"),
@@ -139,7 +139,7 @@ impl Probing {
                 offset: offset(c"SBMAGIC_OFFSET").unwrap_or(0),
             });
         }
-        Some(Mark {
+        Some(Signature {
             usage: Usage::PartitionTable,
             kind: self.value(c"PTTYPE")?,
             label: None,
@@ -159,7 +159,7 @@ fn unsupported(error: libloading::Error) -> io::Error {
 ///
 /// # Errors
 /// `Unsupported` if libblkid is missing, or an error of reading the device.
-pub fn marks(device: BorrowedFd<'_>) -> io::Result<Vec<Mark>> {
+pub fn marks(device: BorrowedFd<'_>) -> io::Result<Vec<Signature>> {
     let probing = Probing::new()?;
     let (functions, probe) = (&probing.functions, probing.probe);
     let superblocks =

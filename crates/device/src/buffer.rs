@@ -39,18 +39,18 @@ pub fn keep_buffers(bytes: u64) -> u64 {
 }
 
 /// One allocation, shared by the parts into which a buffer was split.
-struct Block {
+struct Allocation {
     memory: NonNull<u8>,
     layout: Layout,
 }
 
 // SAFETY: a block is only a handle on memory that it owns. The bytes are reached through the
 // `IoBuf`s that share the block, and no two of these cover the same byte (see `IoBuf`).
-unsafe impl Send for Block {}
+unsafe impl Send for Allocation {}
 // SAFETY: as above; nothing in a block itself changes after it was made.
-unsafe impl Sync for Block {}
+unsafe impl Sync for Allocation {}
 
-impl Block {
+impl Allocation {
     /// Allocates `size` bytes of zeroed memory; `size` must not be 0.
     fn new(size: usize) -> Self {
         let Ok(layout) = Layout::from_size_align(size.max(1), BUFFER_ALIGN) else {
@@ -59,23 +59,23 @@ impl Block {
         // SAFETY: the size of the layout is not 0.
         let memory = unsafe { alloc_zeroed(layout) };
         match NonNull::new(memory) {
-            Some(memory) => Block { memory, layout },
+            Some(memory) => Allocation { memory, layout },
             None => handle_alloc_error(layout),
         }
     }
 }
 
-impl Drop for Block {
+impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: `memory` was allocated with `layout` in `Block::new` and is freed once, here;
-        // the buffers that used it are gone because each holds a reference to this block.
+        // SAFETY: `memory` was allocated with `layout` in `Allocation::new` and is freed once,
+        // here; the buffers that used it are gone because each holds a reference to this block.
         unsafe { dealloc(self.memory.as_ptr(), self.layout) }
     }
 }
 
 /// The free blocks of one thread, by size class.
 struct FreeList {
-    classes: [Vec<Arc<Block>>; CLASSES],
+    classes: [Vec<Arc<Allocation>>; CLASSES],
 }
 
 thread_local! {
@@ -102,19 +102,19 @@ fn class_limit(class: usize) -> usize {
 
 impl FreeList {
     /// Returns a block without other references, and whether its bytes are known to be zero.
-    fn take(len: usize) -> (Arc<Block>, bool) {
+    fn take(len: usize) -> (Arc<Allocation>, bool) {
         let Some(class) = class_for(len) else {
-            return (Arc::new(Block::new(len)), true);
+            return (Arc::new(Allocation::new(len)), true);
         };
         // The free list no longer exists while the thread ends; buffers still work then.
         match FREE.try_with(|free| free.borrow_mut().classes[class].pop()) {
             Ok(Some(block)) => (block, false),
-            Ok(None) | Err(_) => (Arc::new(Block::new(class_size(class))), true),
+            Ok(None) | Err(_) => (Arc::new(Allocation::new(class_size(class))), true),
         }
     }
 
     /// Keeps `block` if this was the last reference to it and there is room.
-    fn give(mut block: Arc<Block>) {
+    fn give(mut block: Arc<Allocation>) {
         // If two threads drop parts at the same moment, each may see the other's reference: the
         // block is then freed instead of kept, which only costs a later allocation.
         let Some(unique) = Arc::get_mut(&mut block) else { return };
@@ -141,7 +141,7 @@ pub struct IoBuf {
     start: NonNull<u8>,
     len: usize,
     /// `None` for a buffer that was created empty.
-    block: Option<Arc<Block>>,
+    block: Option<Arc<Allocation>>,
 }
 
 // SAFETY: `start..start + len` lies in `block`, which this buffer keeps alive, and no other buffer
@@ -151,7 +151,7 @@ unsafe impl Send for IoBuf {}
 unsafe impl Sync for IoBuf {}
 
 impl IoBuf {
-    fn from_block(block: Arc<Block>, len: usize) -> Self {
+    fn from_block(block: Arc<Allocation>, len: usize) -> Self {
         debug_assert!(len <= block.layout.size());
         IoBuf { start: block.memory, len, block: Some(block) }
     }

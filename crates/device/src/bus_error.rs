@@ -21,7 +21,7 @@ const MOST: usize = 1024;
 const RESERVED: usize = 1;
 
 /// One registered mapping.
-struct Entry {
+struct MappingEntry {
     /// Address of the first byte; 0: the entry is free.
     start: AtomicUsize,
     len: AtomicUsize,
@@ -30,13 +30,13 @@ struct Entry {
     changes: AtomicUsize,
 }
 
-impl Entry {
+impl MappingEntry {
     /// Returns the first byte and the length; `None`: there is no mapping, or it is being changed.
     fn mapping(&self) -> Option<(usize, usize)> {
         self.mapping_after(|| ())
     }
 
-    /// Like [`Entry::mapping`], with something in between.
+    /// Like [`MappingEntry::mapping`], with something in between.
     fn mapping_after(&self, between: impl FnOnce()) -> Option<(usize, usize)> {
         let before = self.changes.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
@@ -70,8 +70,8 @@ impl Entry {
     }
 }
 
-static ENTRIES: [Entry; MOST] = [const {
-    Entry {
+static ENTRIES: [MappingEntry; MOST] = [const {
+    MappingEntry {
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
         damaged: AtomicBool::new(false),
@@ -149,7 +149,7 @@ fn install() -> io::Result<()> {
 
 /// Returns the mapping around `address`, with its first byte and length. One that a thread is
 /// accessing is registered all the time, and overlaps no other.
-fn find(address: usize) -> Option<(&'static Entry, usize, usize)> {
+fn find(address: usize) -> Option<(&'static MappingEntry, usize, usize)> {
     ENTRIES.iter().find_map(|entry| {
         let (start, len) = entry.mapping()?;
         (address >= start && address - start < len).then_some((entry, start, len))
@@ -206,7 +206,7 @@ mod tests {
     fn start_and_length_of_a_mapping_belong_together() {
         let (changes, damaged) = (AtomicUsize::new(0), AtomicBool::new(false));
         let entry =
-            Entry { start: AtomicUsize::new(0), len: AtomicUsize::new(0), damaged, changes };
+            MappingEntry { start: AtomicUsize::new(0), len: AtomicUsize::new(0), damaged, changes };
         assert_eq!(entry.mapping(), None);
         entry.set(0x10_0000, 0x1000);
         assert_eq!(entry.mapping(), Some((0x10_0000, 0x1000)));

@@ -29,8 +29,8 @@ mod rules;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use control::Control;
-use held::Held;
+pub(crate) use control::ControlFile;
+use held::HeldBlocks;
 use queue::FaultyQueue;
 
 /// A device in front of another one, see the [module](self).
@@ -42,8 +42,8 @@ pub(crate) struct FaultyDevice {
 /// State shared by all lanes.
 struct Shared {
     shape: Shape,
-    control: Control,
-    held: Arc<Held>,
+    control: ControlFile,
+    held: Arc<HeldBlocks>,
 }
 
 impl FaultyDevice {
@@ -54,8 +54,8 @@ impl FaultyDevice {
         let (size, logical_block) = (inner.size(), inner.logical_block());
         let shared = Shared {
             shape: Shape { name, size, logical_block },
-            control: Control::new(control.to_owned()),
-            held: Arc::new(Held::new(logical_block)),
+            control: ControlFile::new(control.to_owned()),
+            held: Arc::new(HeldBlocks::new(logical_block)),
         };
         Arc::new(FaultyDevice { inner, shared: Arc::new(shared) })
     }
@@ -65,7 +65,7 @@ impl FaultyDevice {
     /// # Errors
     /// `NotFound` when it is gone, `Io` when the control file is invalid.
     pub(crate) fn is_there(name: &str, control: &Path) -> Result<(), OpenError> {
-        match Control::read(control) {
+        match ControlFile::read(control) {
             Ok(rules) if rules.gone => {
                 let cause = "No such device (injected)";
                 Err(OpenError::new(OpenErrorKind::NotFound, name, cause))

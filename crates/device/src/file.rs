@@ -35,7 +35,7 @@ use crate::write_protection::write_protection_at_once;
 const ZEROES: u64 = 1 << 20;
 
 /// State shared by all queues.
-struct Shared {
+struct OpenFile {
     shape: Shape,
     fd: Arc<OwnedFd>,
     memory_align: usize,
@@ -55,7 +55,7 @@ struct Shared {
     least: Option<AtomicU64>,
 }
 
-impl Shared {
+impl OpenFile {
     /// Returns the bytes of the device, without those that a regular file has lost since it was
     /// opened.
     fn left(&self) -> u64 {
@@ -120,7 +120,7 @@ fn writes_durably(fd: &OwnedFd) -> bool {
 /// A regular file or a block device. I/O bypasses the kernel's page cache if the filesystem
 /// permits.
 pub struct FileDevice {
-    shared: Arc<Shared>,
+    shared: Arc<OpenFile>,
 }
 
 impl FileDevice {
@@ -138,7 +138,7 @@ impl FileDevice {
             size: opened.size,
             logical_block: opened.logical_block,
         };
-        let shared = Shared {
+        let shared = OpenFile {
             sectors: opened.sectors,
             writes_durably: writes_durably(&opened.fd),
             rotational: rotational(&opened.fd),
@@ -253,7 +253,7 @@ enum Zeroing {
 }
 
 /// The step after the ring has finished.
-enum Next {
+enum Continuation {
     /// Return the result to the caller, who expects this many bytes.
     End { len: u64 },
     /// Copy the data to the caller's buffer, which direct I/O could not use.
@@ -264,21 +264,21 @@ enum Next {
     Zero(Zeroing, u64),
 }
 
-enum Entry {
-    Running { token: RingToken, what: &'static str, offset: u64, next: Next },
+enum FileOp {
+    Running { token: RingToken, what: &'static str, offset: u64, next: Continuation },
     Refused(DeviceDone),
 }
 
 /// One lane's queue to the file.
 struct FileQueue {
-    shared: Arc<Shared>,
+    shared: Arc<OpenFile>,
     ring: Rc<Ring>,
-    ops: RefCell<OpTable<Entry>>,
+    ops: RefCell<OpTable<FileOp>>,
 }
 
 impl FileQueue {
     /// Hands `op` to the ring.
-    fn begin(&self, op: DeviceOp) -> Entry {
+    fn begin(&self, op: DeviceOp) -> FileOp {
         let shape = &self.shared.shape;
         let what = op.what();
         let refused = match shape.check_op(&op) {
@@ -298,17 +298,21 @@ impl FileQueue {
                 DeviceOp::Write { data: IoData::Owned(buf), .. } => Some(buf),
                 _ => None,
             };
-            return Entry::Refused(DeviceDone { result: Err(error), buf });
+            return FileOp::Refused(DeviceDone { result: Err(error), buf });
         }
         let fd = self.shared.fd.clone();
         let (op, offset, next) = match op {
             DeviceOp::Read { offset, buf } => {
                 let len = buf.len();
                 if self.is_aligned(&buf) {
-                    (RingOp::Read { fd, offset, buf }, offset, Next::End { len: len as u64 })
+                    (
+                        RingOp::Read { fd, offset, buf },
+                        offset,
+                        Continuation::End { len: len as u64 },
+                    )
                 } else {
                     let copy = IoBuf::for_overwrite(len);
-                    (RingOp::Read { fd, offset, buf: copy }, offset, Next::CopyBack(buf))
+                    (RingOp::Read { fd, offset, buf: copy }, offset, Continuation::CopyBack(buf))
                 }
             }
             DeviceOp::Write { offset, data } => {
@@ -317,22 +321,22 @@ impl FileQueue {
             DeviceOp::DurableWrite { offset, log, range } => {
                 return self.begin_write(what, offset, IoData::Log(log, range), true);
             }
-            DeviceOp::Sync => (RingOp::Fdatasync { fd }, 0, Next::End { len: 0 }),
+            DeviceOp::Sync => (RingOp::Fdatasync { fd }, 0, Continuation::End { len: 0 }),
             DeviceOp::Discard { len: 0, .. } if !makes_holes(&*self.shared.fd) => {
                 let (kind, cause) = (DeviceErrorKind::NotSupported, "it cannot make holes");
                 let result = Err(shape.error(kind, what, 0, cause));
-                return Entry::Refused(DeviceDone { result, buf: None });
+                return FileOp::Refused(DeviceDone { result, buf: None });
             }
             DeviceOp::Discard { len: 0, .. } | DeviceOp::WriteZeroes { len: 0, .. } => {
-                return Entry::Refused(DeviceDone { result: Ok(()), buf: None });
+                return FileOp::Refused(DeviceDone { result: Ok(()), buf: None });
             }
             DeviceOp::Discard { offset, len } => {
                 let mode = FallocateMode::PunchHole;
-                (RingOp::Fallocate { fd, mode, offset, len }, offset, Next::End { len: 0 })
+                (RingOp::Fallocate { fd, mode, offset, len }, offset, Continuation::End { len: 0 })
             }
             DeviceOp::WriteZeroes { offset, len } => {
                 let mode = FallocateMode::ZeroRange;
-                let next = Next::Zero(Zeroing::Range, offset + len);
+                let next = Continuation::Zero(Zeroing::Range, offset + len);
                 (RingOp::Fallocate { fd, mode, offset, len }, offset, next)
             }
         };
@@ -340,30 +344,30 @@ impl FileQueue {
     }
 
     /// Hands a write to the ring, as a copy if direct I/O cannot use the memory of the data.
-    fn begin_write(&self, what: &'static str, offset: u64, data: IoData, durable: bool) -> Entry {
+    fn begin_write(&self, what: &'static str, offset: u64, data: IoData, durable: bool) -> FileOp {
         let len = data.len() as u64;
         let (data, next) = match data {
             IoData::Owned(buf) if !self.is_aligned(&buf) => {
-                (IoData::Owned(IoBuf::copy_from(&buf)), Next::GiveBack(Some(buf)))
+                (IoData::Owned(IoBuf::copy_from(&buf)), Continuation::GiveBack(Some(buf)))
             }
-            IoData::Owned(buf) => (IoData::Owned(buf), Next::End { len }),
+            IoData::Owned(buf) => (IoData::Owned(buf), Continuation::End { len }),
             IoData::Log(log, range) => match log.get(range.clone()) {
                 None => {
                     let result = Err(unpublished(&self.shared.shape, offset));
-                    return Entry::Refused(DeviceDone { result, buf: None });
+                    return FileOp::Refused(DeviceDone { result, buf: None });
                 }
                 Some(bytes) if !self.is_aligned(bytes) => {
-                    (IoData::Owned(IoBuf::copy_from(bytes)), Next::GiveBack(None))
+                    (IoData::Owned(IoBuf::copy_from(bytes)), Continuation::GiveBack(None))
                 }
-                Some(_) => (IoData::Log(log, range), Next::End { len }),
+                Some(_) => (IoData::Log(log, range), Continuation::End { len }),
             },
         };
         let fd = self.shared.fd.clone();
         self.entry(RingOp::Write { fd, offset, data, durable }, what, offset, next)
     }
 
-    fn entry(&self, op: RingOp, what: &'static str, offset: u64, next: Next) -> Entry {
-        Entry::Running { token: self.ring.start(op), what, offset, next }
+    fn entry(&self, op: RingOp, what: &'static str, offset: u64, next: Continuation) -> FileOp {
+        FileOp::Running { token: self.ring.start(op), what, offset, next }
     }
 
     /// Returns whether direct I/O can use this memory. Parts of split buffers may start anywhere.
@@ -403,7 +407,13 @@ impl FileQueue {
         self.shared.shape.error(kind, what, offset, cause)
     }
 
-    fn finish(&self, what: &'static str, offset: u64, next: Next, done: RingDone) -> DeviceDone {
+    fn finish(
+        &self,
+        what: &'static str,
+        offset: u64,
+        next: Continuation,
+        done: RingDone,
+    ) -> DeviceDone {
         let RingDone { result, buf, .. } = done;
         let mut moved = 0;
         let mut result = match result {
@@ -414,9 +424,9 @@ impl FileQueue {
             Err(error) => Err(self.failed(what, offset, &error)),
         };
         let expected = match &next {
-            Next::End { len } => *len,
-            Next::CopyBack(original) => original.len() as u64,
-            Next::GiveBack(_) | Next::Zero(..) => moved,
+            Continuation::End { len } => *len,
+            Continuation::CopyBack(original) => original.len() as u64,
+            Continuation::GiveBack(_) | Continuation::Zero(..) => moved,
         };
         if result.is_ok() && moved < expected {
             self.shared.left();
@@ -425,15 +435,15 @@ impl FileQueue {
             result = Err(self.shared.shape.error(DeviceErrorKind::Io, what, offset, cause));
         }
         let buf = match next {
-            Next::End { .. } => buf,
-            Next::CopyBack(mut original) => {
+            Continuation::End { .. } => buf,
+            Continuation::CopyBack(mut original) => {
                 if let (Ok(()), Some(copy)) = (&result, &buf) {
                     original.copy_from_slice(copy);
                 }
                 Some(original)
             }
-            Next::GiveBack(original) => original,
-            Next::Zero(..) => None,
+            Continuation::GiveBack(original) => original,
+            Continuation::Zero(..) => None,
         };
         DeviceDone { result, buf }
     }
@@ -450,26 +460,26 @@ impl DeviceQueue for FileQueue {
         loop {
             match ops.get_mut(id) {
                 None => return Poll::Ready(unknown(&self.shared.shape)),
-                Some(Entry::Refused(_)) => {
+                Some(FileOp::Refused(_)) => {
                     return Poll::Ready(match ops.take(id) {
-                        Some(Entry::Refused(done)) => done,
+                        Some(FileOp::Refused(done)) => done,
                         _ => unknown(&self.shared.shape),
                     });
                 }
-                Some(Entry::Running { token, what, offset, next }) => {
+                Some(FileOp::Running { token, what, offset, next }) => {
                     let Poll::Ready(done) = self.ring.poll_op(*token, context) else {
                         return Poll::Pending;
                     };
-                    if let Next::Zero(step, end) = next
+                    if let Continuation::Zero(step, end) = next
                         && let Some((op, step)) = self.zero_next(&done.result, *offset, *step, *end)
                     {
                         *token = self.ring.start(op);
-                        *next = Next::Zero(step, *end);
+                        *next = Continuation::Zero(step, *end);
                         continue;
                     }
                     let (what, offset) = (*what, *offset);
                     return Poll::Ready(match ops.take(id) {
-                        Some(Entry::Running { next, .. }) => self.finish(what, offset, next, done),
+                        Some(FileOp::Running { next, .. }) => self.finish(what, offset, next, done),
                         _ => unknown(&self.shared.shape),
                     });
                 }
@@ -478,7 +488,7 @@ impl DeviceQueue for FileQueue {
     }
 
     fn forget(&self, id: OpId) {
-        if let Some(Entry::Running { token, .. }) = self.ops.borrow_mut().take(id) {
+        if let Some(FileOp::Running { token, .. }) = self.ops.borrow_mut().take(id) {
             self.ring.forget(token);
         }
     }
@@ -488,7 +498,7 @@ impl Drop for FileQueue {
     /// The ring may live longer; its results can no longer be collected.
     fn drop(&mut self) {
         for entry in self.ops.get_mut().drain() {
-            if let Entry::Running { token, .. } = entry {
+            if let FileOp::Running { token, .. } = entry {
                 self.ring.forget(token);
             }
         }

@@ -21,7 +21,7 @@ const BATCH: usize = 128;
 /// `struct fiemap_extent`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Extent {
+struct FiemapExtent {
     logical: u64,
     physical: u64,
     length: u64,
@@ -39,7 +39,7 @@ struct Map {
     mapped: u32,
     count: u32,
     reserved: u32,
-    extents: [Extent; BATCH],
+    extents: [FiemapExtent; BATCH],
 }
 
 /// Returns the bytes of the device below a file's file system that hold the file, in the order of
@@ -58,7 +58,7 @@ pub fn file_extents(file: impl AsFd) -> io::Result<Vec<Range<u64>>> {
             mapped: 0,
             count: BATCH as u32,
             reserved: 0,
-            extents: [Extent::default(); BATCH],
+            extents: [FiemapExtent::default(); BATCH],
         };
         // SAFETY: the command takes this structure, and writes at most `count` extents behind its
         // head.
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn structures_have_the_sizes_of_the_kernel() {
-        assert_eq!((size_of::<Extent>(), size_of::<Map>()), (56, 32 + BATCH * 56));
+        assert_eq!((size_of::<FiemapExtent>(), size_of::<Map>()), (56, 32 + BATCH * 56));
     }
 
     #[test]

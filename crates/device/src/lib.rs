@@ -78,8 +78,8 @@ pub mod words;
 mod write_protection;
 
 pub use api::{
-    Claiming, Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp,
-    DeviceQueue, OpId, Queue, QueueContext, Task, Tasks,
+    BoxedTask, Claiming, Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceExtent, DeviceOp,
+    DeviceQueue, OpId, Queue, QueueContext, Tasks,
 };
 pub use buffer::{IoBuf, keep_buffers};
 pub use data::IoData;
@@ -99,5 +99,5 @@ pub use ring::Ring;
 pub use shared_memory::{Outside, SharedMemory};
 pub use spec::{DeviceSpec, SpecError};
 pub use table::OpTable;
-pub use watch::UnderWay;
+pub use watch::OpsInFlight;
 pub use words::Words;

@@ -114,7 +114,7 @@ pub(crate) struct Opened {
     pub(crate) direct: bool,
 }
 
-struct Opener<'a> {
+struct PathOpener<'a> {
     path: &'a Path,
     access: Access,
 }
@@ -122,7 +122,7 @@ struct Opener<'a> {
 /// Opens `path`. With a `size`, a missing file is created (unless `access` is read-only), and an
 /// existing device must have exactly that size.
 pub(crate) fn open(path: &Path, access: Access, size: Option<u64>) -> Result<Opened, OpenError> {
-    let opener = Opener { path, access };
+    let opener = PathOpener { path, access };
     if let Some(size) = size {
         opener.check_wanted(size)?;
         if access == Access::Exclusive {
@@ -172,7 +172,7 @@ pub(crate) fn open(path: &Path, access: Access, size: Option<u64>) -> Result<Ope
 /// # Errors
 /// `NotFound`, `Denied`, `WrongType` or `Io`.
 pub(crate) fn identity(path: &Path) -> Result<DeviceIdentity, OpenError> {
-    let opener = Opener { path, access: Access::Unlocked };
+    let opener = PathOpener { path, access: Access::Unlocked };
     let stat = opener.stat()?;
     Ok(if opener.is_block(&stat)? {
         DeviceIdentity::Block(stat.st_rdev)
@@ -181,7 +181,7 @@ pub(crate) fn identity(path: &Path) -> Result<DeviceIdentity, OpenError> {
     })
 }
 
-impl Opener<'_> {
+impl PathOpener<'_> {
     fn error(&self, kind: OpenErrorKind, cause: impl fmt::Display) -> OpenError {
         OpenError::new(kind, self.path.display(), cause)
     }

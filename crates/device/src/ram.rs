@@ -40,14 +40,14 @@ const AHEAD: usize = 512;
 struct StripeLock(RwLock<()>);
 
 /// State shared by all queues.
-struct Shared {
+struct RamStorage {
     shape: Shape,
     pages: Pages,
     locks: Box<[StripeLock]>,
 }
 
 /// A part of a range within one stripe.
-struct Piece {
+struct StripePiece {
     /// First byte on the device.
     start: usize,
     /// First byte within the range.
@@ -56,26 +56,26 @@ struct Piece {
 }
 
 /// Splits `len` bytes from `start` at the borders of stripes.
-fn pieces(start: usize, len: usize) -> impl Iterator<Item = Piece> {
+fn pieces(start: usize, len: usize) -> impl Iterator<Item = StripePiece> {
     let mut at = 0;
     std::iter::from_fn(move || {
         if at >= len {
             return None;
         }
         let start = start + at;
-        let piece = Piece { start, at, len: (STRIPE - start % STRIPE).min(len - at) };
+        let piece = StripePiece { start, at, len: (STRIPE - start % STRIPE).min(len - at) };
         at += piece.len;
         Some(piece)
     })
 }
 
-impl Shared {
+impl RamStorage {
     fn lock(&self, start: usize) -> &RwLock<()> {
         &self.locks[(start >> STRIPE_SHIFT) % LOCKS].0
     }
 
     /// Returns the address of a piece, which must be inside the device.
-    fn place(&self, piece: &Piece) -> *mut u8 {
+    fn place(&self, piece: &StripePiece) -> *mut u8 {
         debug_assert!(piece.start + piece.len <= self.pages.len());
         // SAFETY: every piece is part of a range that `Shape::check` found inside the device,
         // whose size is that of the mapping.
@@ -142,7 +142,7 @@ impl Shared {
 
 /// A device in RAM.
 pub struct RamDevice {
-    shared: Arc<Shared>,
+    shared: Arc<RamStorage>,
 }
 
 impl RamDevice {
@@ -157,7 +157,7 @@ impl RamDevice {
         let pages = Pages::new(len)?;
         let shape = Shape { name: name.into(), size, logical_block: LOGICAL_BLOCK };
         let locks = (0..LOCKS).map(|_| StripeLock::default()).collect();
-        Ok(Arc::new(RamDevice { shared: Arc::new(Shared { shape, pages, locks }) }))
+        Ok(Arc::new(RamDevice { shared: Arc::new(RamStorage { shape, pages, locks }) }))
     }
 }
 
@@ -193,7 +193,7 @@ impl Device for RamDevice {
 
 /// One lane's queue to the memory. Operations end when they start.
 struct RamQueue {
-    shared: Arc<Shared>,
+    shared: Arc<RamStorage>,
     done: RefCell<OpTable<DeviceDone>>,
     /// Address of the next immediate read, if it was announced.
     expected: Cell<Option<Spot>>,

@@ -26,7 +26,7 @@ mod tests;
 mod uring;
 
 pub use inner::RingToken;
-use inner::{Inner, Queued, Slot, State, Work};
+use inner::{Inner, Queued, RingSlot, RingWork, State};
 pub use op::{FallocateMode, RingDone, RingOp};
 
 /// Maximum number of system calls in one call of [`Ring::drive`].
@@ -66,7 +66,7 @@ impl Ring {
     /// Starts an operation; it is submitted to the kernel by the next [`Ring::drive`] or
     /// [`Ring::wait`].
     pub fn start(&self, op: RingOp) -> RingToken {
-        self.inner.borrow_mut().add(Work::Op(op))
+        self.inner.borrow_mut().add(RingWork::Op(op))
     }
 
     /// Collects the result of an operation, once, or stores the waker. A token that does not, or no
@@ -198,7 +198,8 @@ impl Ring {
     /// Returns the number of operations in flight.
     pub fn in_flight(&self) -> usize {
         let inner = self.inner.borrow();
-        let running = |slot: &&Slot| matches!(slot.state, State::Running { work: Work::Op(_), .. });
+        let running =
+            |slot: &&RingSlot| matches!(slot.state, State::Running { work: RingWork::Op(_), .. });
         inner.slots.iter().filter(running).count()
     }
 

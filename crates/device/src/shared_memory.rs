@@ -48,16 +48,19 @@ static TAKEN: AtomicU64 = AtomicU64::new(0);
 
 /// A part of it, given back on drop.
 #[derive(Debug)]
-struct Room(u64);
+struct AddressSpaceHold(u64);
 
-impl Room {
+impl AddressSpaceHold {
     fn take(bytes: u64) -> Option<Self> {
         let add = |taken: u64| taken.checked_add(bytes).filter(|taken| *taken <= ROOM);
-        TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok().map(|_| Room(bytes))
+        TAKEN
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
+            .ok()
+            .map(|_| AddressSpaceHold(bytes))
     }
 }
 
-impl Drop for Room {
+impl Drop for AddressSpaceHold {
     fn drop(&mut self) {
         TAKEN.fetch_sub(self.0, Ordering::Relaxed);
     }
@@ -73,7 +76,7 @@ pub struct SharedMemory {
     lead: usize,
     len: usize,
     guard: Option<Guarded>,
-    _room: Room,
+    _room: AddressSpaceHold,
 }
 
 // SAFETY: this owns its mapping. Its bytes are accessed through raw pointers and atomics only, as
@@ -115,7 +118,7 @@ impl SharedMemory {
         if isize::try_from(mapped).is_err() {
             return Err(invalid("the memory is larger than the address space"));
         }
-        let Some(room) = Room::take(mapped as u64) else {
+        let Some(room) = AddressSpaceHold::take(mapped as u64) else {
             return Err(invalid("there is no room for it in the address space"));
         };
         let protection = ProtFlags::READ | ProtFlags::WRITE;

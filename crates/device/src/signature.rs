@@ -43,7 +43,7 @@ impl Usage {
 
 /// The mark of a system on a device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Mark {
+pub struct Signature {
     /// The device's use.
     pub usage: Usage,
     /// The system, as libblkid names it: `ext4`, `crypto_LUKS`, `gpt`.
@@ -56,7 +56,7 @@ pub struct Mark {
     pub offset: u64,
 }
 
-impl fmt::Display for Mark {
+impl fmt::Display for Signature {
     /// Writes the content with an article, its label and its UUID. Both are the device's words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind.as_str() {
@@ -92,10 +92,10 @@ impl fmt::Display for Mark {
 pub const HEAD_LEN: usize = 68 << 10;
 
 /// An entry of the table: a system, the offset of its mark, and the mark's bytes.
-type Entry = (&'static str, usize, &'static [u8]);
+type SignatureRow = (&'static str, usize, &'static [u8]);
 
 /// Marks from specific to general: a partition table's two bytes are also in many boot sectors.
-const MARKS: &[Entry] = &[
+const MARKS: &[SignatureRow] = &[
     ("an ext2, ext3 or ext4 filesystem", 0x438, b"\x53\xef"),
     ("an XFS filesystem", 0, b"XFSB"),
     ("a btrfs filesystem", 0x10040, b"_BHRfS_M"),
@@ -151,9 +151,9 @@ pub fn identify(head: &[u8]) -> Option<&'static str> {
 }
 
 /// Like [`identify`], as a mark.
-pub fn named(head: &[u8]) -> Option<Mark> {
+pub fn named(head: &[u8]) -> Option<Signature> {
     let kind = identify(head)?.to_owned();
-    Some(Mark { usage: Usage::Named, kind, label: None, uuid: None, offset: 0 })
+    Some(Signature { usage: Usage::Named, kind, label: None, uuid: None, offset: 0 })
 }
 
 /// Reads the head of a device, or all of it if it is shorter.
@@ -185,7 +185,7 @@ mod tests {
     fn a_mark_is_written_with_its_label() {
         let text = |usage, kind: &str, label: Option<&str>, uuid: Option<&str>| {
             let (label, uuid) = (label.map(str::to_owned), uuid.map(str::to_owned));
-            Mark { usage, kind: kind.to_owned(), label, uuid, offset: 0 }.to_string()
+            Signature { usage, kind: kind.to_owned(), label, uuid, offset: 0 }.to_string()
         };
         let both = (Some("photos"), Some("1-2"));
         assert_eq!(

@@ -37,7 +37,7 @@ const SIZE_UNIT: u64 = 4096;
 
 /// The storage of the bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Place {
+enum Storage {
     Path { path: PathBuf, size: Option<u64> },
     Ram { size: u64 },
     Remote(RemoteName),
@@ -49,7 +49,7 @@ pub struct DeviceSpec {
     /// The control file for faults.
     control: Option<PathBuf>,
     model: Option<ModelKind>,
-    place: Place,
+    place: Storage,
 }
 
 /// Why a text is not a device.
@@ -121,8 +121,8 @@ impl FromStr for DeviceSpec {
             None => (None, text),
         };
         let place = match split_kind(rest) {
-            _ if RemoteName::is_one(rest) => Place::Remote(rest.parse()?),
-            Some(("ram", size)) => Place::Ram { size: read_size(size)? },
+            _ if RemoteName::is_one(rest) => Storage::Remote(rest.parse()?),
+            Some(("ram", size)) => Storage::Ram { size: read_size(size)? },
             Some((kind, _)) if model.is_some() && (model_of(kind).is_some() || kind == FAULTY) => {
                 return Err(SpecError::Nested);
             }
@@ -140,7 +140,7 @@ impl FromStr for DeviceSpec {
                 if path.contains('\0') {
                     return Err(SpecError::BadPath);
                 }
-                Place::Path { path: path.into(), size }
+                Storage::Path { path: path.into(), size }
             }
         };
         Ok(DeviceSpec { control: None, model, place })
@@ -187,10 +187,10 @@ impl fmt::Display for DeviceSpec {
             write!(f, "{}:", model_name(model))?;
         }
         match &self.place {
-            Place::Ram { size } => write!(f, "ram:{}", exact_size(*size)),
-            Place::Remote(name) => write!(f, "{name}"),
-            Place::Path { path, size: None } => write!(f, "{}", path.display()),
-            Place::Path { path, size: Some(size) } => {
+            Storage::Ram { size } => write!(f, "ram:{}", exact_size(*size)),
+            Storage::Remote(name) => write!(f, "{name}"),
+            Storage::Path { path, size: None } => write!(f, "{}", path.display()),
+            Storage::Path { path, size: Some(size) } => {
                 write!(f, "{}{SIZE_OPTION}{}", path.display(), exact_size(*size))
             }
         }?;
@@ -210,7 +210,7 @@ impl DeviceSpec {
         DeviceSpec {
             control: None,
             model: None,
-            place: Place::Path { path: path.into(), size: None },
+            place: Storage::Path { path: path.into(), size: None },
         }
     }
 
@@ -218,7 +218,7 @@ impl DeviceSpec {
     /// size, and not created again if it is missing.
     pub fn made(&self) -> Self {
         let mut spec = self.clone();
-        if let Place::Path { size, .. } = &mut spec.place {
+        if let Storage::Path { size, .. } = &mut spec.place {
             *size = None;
         }
         spec
@@ -247,9 +247,9 @@ impl DeviceSpec {
     ) -> Result<Arc<dyn Device>, OpenError> {
         self.check_there()?;
         let device: Arc<dyn Device> = match &self.place {
-            Place::Path { path, size } => FileDevice::open(path, access, *size)?,
-            Place::Remote(name) => connect(name, access)?,
-            Place::Ram { size } => {
+            Storage::Path { path, size } => FileDevice::open(path, access, *size)?,
+            Storage::Remote(name) => connect(name, access)?,
+            Storage::Ram { size } => {
                 let name = format!("ram:{}", exact_size(*size));
                 RamDevice::new(&name, *size)
                     .map_err(|error| OpenError::new(OpenErrorKind::BadSize, self, error))?
@@ -286,16 +286,16 @@ impl DeviceSpec {
     /// Returns the path, if there is one.
     pub fn path(&self) -> Option<&Path> {
         match &self.place {
-            Place::Path { path, .. } => Some(path),
-            Place::Ram { .. } | Place::Remote(_) => None,
+            Storage::Path { path, .. } => Some(path),
+            Storage::Ram { .. } | Storage::Remote(_) => None,
         }
     }
 
     /// Returns the name of the device on another machine, if it is one.
     pub fn remote(&self) -> Option<&RemoteName> {
         match &self.place {
-            Place::Remote(name) => Some(name),
-            Place::Path { .. } | Place::Ram { .. } => None,
+            Storage::Remote(name) => Some(name),
+            Storage::Path { .. } | Storage::Ram { .. } => None,
         }
     }
 
@@ -307,9 +307,9 @@ impl DeviceSpec {
     /// Returns the size in bytes, if it is given.
     pub fn size(&self) -> Option<u64> {
         match self.place {
-            Place::Ram { size } => Some(size),
-            Place::Path { size, .. } => size,
-            Place::Remote(_) => None,
+            Storage::Ram { size } => Some(size),
+            Storage::Path { size, .. } => size,
+            Storage::Remote(_) => None,
         }
     }
 
@@ -320,7 +320,7 @@ impl DeviceSpec {
 
     /// Returns whether the content is lost when the process ends.
     pub fn is_volatile(&self) -> bool {
-        matches!(self.place, Place::Ram { .. })
+        matches!(self.place, Storage::Ram { .. })
     }
 
     /// Returns the same device with an absolute path, so that it can be stored and used from
@@ -333,9 +333,9 @@ impl DeviceSpec {
         let mut spec = self.clone();
         let failed = |error| OpenError::new(OpenErrorKind::Io, self, error);
         let path = match &mut spec.place {
-            Place::Path { path, .. } => Some(path),
-            Place::Ram { .. } => None,
-            Place::Remote(name) => {
+            Storage::Path { path, .. } => Some(path),
+            Storage::Ram { .. } => None,
+            Storage::Remote(name) => {
                 *name = name.absolute().map_err(failed)?;
                 None
             }
@@ -349,7 +349,7 @@ impl DeviceSpec {
                 return Err(OpenError::new(OpenErrorKind::WrongType, self, cause));
             }
         }
-        let is_remote = matches!(spec.place, Place::Remote(_));
+        let is_remote = matches!(spec.place, Storage::Remote(_));
         if is_remote && spec.to_string().parse().as_ref() != Ok(&spec) {
             let cause = "it has a path relative to the working directory, whose path is not UTF-8; give an absolute one";
             return Err(OpenError::new(OpenErrorKind::WrongType, self, cause));
@@ -396,9 +396,9 @@ mod tests {
                 assert_eq!(spec.path(), path.map(Path::new), "{text}");
                 assert_eq!(spec.is_volatile(), path.is_none());
                 let found = match spec.place {
-                    Place::Path { size, .. } => size,
-                    Place::Ram { size } => Some(size),
-                    Place::Remote(_) => None,
+                    Storage::Path { size, .. } => size,
+                    Storage::Ram { size } => Some(size),
+                    Storage::Remote(_) => None,
                 };
                 assert_eq!(found, size, "{text}");
                 assert_eq!(spec.to_string(), text);

@@ -6,11 +6,11 @@ use crate::api::{DeviceError, DeviceErrorKind, DeviceOp, OpId};
 
 /// Operations in flight by [`OpId`]. Slots are reused under a new id.
 pub struct OpTable<T> {
-    entries: Vec<Entry<T>>,
+    entries: Vec<TableEntry<T>>,
     free: Vec<u32>,
 }
 
-struct Entry<T> {
+struct TableEntry<T> {
     generation: u32,
     value: Option<T>,
 }
@@ -27,7 +27,7 @@ impl<T> OpTable<T> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
-                self.entries.push(Entry { generation: 0, value: None });
+                self.entries.push(TableEntry { generation: 0, value: None });
                 (self.entries.len() - 1) as u32
             }
         };
@@ -36,7 +36,7 @@ impl<T> OpTable<T> {
         OpId(u64::from(entry.generation) << 32 | u64::from(index))
     }
 
-    fn entry(&mut self, id: OpId) -> Option<&mut Entry<T>> {
+    fn entry(&mut self, id: OpId) -> Option<&mut TableEntry<T>> {
         let entry = self.entries.get_mut(id.0 as u32 as usize)?;
         (u64::from(entry.generation) == id.0 >> 32).then_some(entry)
     }

@@ -14,13 +14,13 @@ const NEW: u64 = 1;
 
 /// The operations in flight on one queue.
 #[derive(Default)]
-pub struct UnderWay {
+pub struct OpsInFlight {
     /// For each place, the time when its operation was first seen by a check.
     seen: RefCell<Vec<u64>>,
     free: RefCell<Vec<u32>>,
 }
 
-impl UnderWay {
+impl OpsInFlight {
     /// Registers an operation; returns its place.
     pub(crate) fn begin(&self) -> u32 {
         let mut seen = self.seen.borrow_mut();
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn the_oldest_counts_until_it_ends_and_places_are_used_again() {
-        let under_way = UnderWay::default();
+        let under_way = OpsInFlight::default();
         assert_eq!(under_way.look(Nanos(5)), None);
         let first = under_way.begin();
         assert_eq!(under_way.look(Nanos(10)), Some(Nanos(10)));

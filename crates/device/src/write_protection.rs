@@ -13,7 +13,7 @@ use crate::block_ioctl::is_read_only;
 
 /// Why nothing can be written, and how that is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Protection {
+enum WriteProtection {
     /// The disk, or a switch or an operator for it.
     Disk,
     /// The filesystem of a file, or its mount.
@@ -24,18 +24,18 @@ enum Protection {
     AppendOnly,
 }
 
-impl Protection {
+impl WriteProtection {
     /// Returns a sentence with the way out.
     fn words(self) -> &'static str {
         match self {
-            Protection::Disk => {
+            WriteProtection::Disk => {
                 "the disk is write-protected; 'blockdev --setrw' lifts that, unless the hardware or the driver protects it"
             }
-            Protection::Filesystem => {
+            WriteProtection::Filesystem => {
                 "its filesystem is read-only; after a check of the filesystem 'mount -o remount,rw' makes it writable"
             }
-            Protection::Immutable => "the file is immutable; 'chattr -i' makes it writable",
-            Protection::AppendOnly => "the file is append-only; 'chattr -a' makes it writable",
+            WriteProtection::Immutable => "the file is immutable; 'chattr -i' makes it writable",
+            WriteProtection::AppendOnly => "the file is append-only; 'chattr -a' makes it writable",
         }
     }
 }
@@ -53,22 +53,22 @@ pub(crate) fn write_protection_at_once(fd: impl AsFd, on_server: bool) -> Option
     found(fd, !on_server).map(|protection| protection.words().into())
 }
 
-fn found(fd: impl AsFd, with_mount: bool) -> Option<Protection> {
+fn found(fd: impl AsFd, with_mount: bool) -> Option<WriteProtection> {
     let fd = fd.as_fd();
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = rustix::fs::statx(fd, c"", flags, StatxFlags::TYPE).ok()?;
     if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::BlockDevice {
-        return is_read_only(fd).then_some(Protection::Disk);
+        return is_read_only(fd).then_some(WriteProtection::Disk);
     }
     if stat.stx_attributes.contains(StatxAttributes::IMMUTABLE) {
-        return Some(Protection::Immutable);
+        return Some(WriteProtection::Immutable);
     }
     if stat.stx_attributes.contains(StatxAttributes::APPEND) {
-        return Some(Protection::AppendOnly);
+        return Some(WriteProtection::AppendOnly);
     }
     // This waits for the server of a network filesystem, and for a filesystem in user space.
     let mount = with_mount.then(|| rustix::fs::fstatvfs(fd).ok()).flatten()?;
-    mount.f_flag.contains(StatVfsMountFlags::RDONLY).then_some(Protection::Filesystem)
+    mount.f_flag.contains(StatVfsMountFlags::RDONLY).then_some(WriteProtection::Filesystem)
 }
 
 #[cfg(test)]
@@ -87,7 +87,7 @@ mod tests {
             let is_read_only =
                 |line: &&str| line.split(' ').nth(5).is_some_and(|it| it.starts_with("ro"));
             let line = mounts.lines().find(|line| line.split(' ').nth(4) == Some("/sys/fs/cgroup"));
-            let expected = line.filter(is_read_only).map(|_| Protection::Filesystem);
+            let expected = line.filter(is_read_only).map(|_| WriteProtection::Filesystem);
             assert_eq!(found(&file, true), expected);
         }
     }
@@ -95,10 +95,10 @@ mod tests {
     #[test]
     fn each_reason_names_its_way_out() {
         for (protection, way_out) in [
-            (Protection::Disk, "blockdev --setrw"),
-            (Protection::Filesystem, "remount,rw"),
-            (Protection::Immutable, "chattr -i"),
-            (Protection::AppendOnly, "chattr -a"),
+            (WriteProtection::Disk, "blockdev --setrw"),
+            (WriteProtection::Filesystem, "remount,rw"),
+            (WriteProtection::Immutable, "chattr -i"),
+            (WriteProtection::AppendOnly, "chattr -a"),
         ] {
             assert!(protection.words().contains(way_out));
         }

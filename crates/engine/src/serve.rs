@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use forebay_core::{IoError, Nanos, Op, OriginBlock, Sectors};
 use forebay_device::{Device, IoBuf};
-use forebay_lane::{Inbox, Lane, Pool};
+use forebay_lane::{JobInbox, Lane, Pool};
 use forebay_policy::curve::Access;
 use forebay_store::Entry;
 use forebay_store::planted::{self, PlantedBug};
@@ -49,7 +49,7 @@ struct Submitted {
 impl<F, M> Start for Pool<F, Submitted, M>
 where
     F: Future<Output = Infallible> + 'static,
-    M: Fn(Inbox<Submitted>) -> F,
+    M: Fn(JobInbox<Submitted>) -> F,
 {
     fn start(
         &self,
@@ -64,7 +64,7 @@ where
 
 /// Returns a lane's pool of request tasks, shared by all of its volumes.
 pub(crate) fn requests() -> Rc<dyn Start> {
-    Rc::new(Pool::new(|inbox: Inbox<Submitted>| async move {
+    Rc::new(Pool::new(|inbox: JobInbox<Submitted>| async move {
         loop {
             let Submitted { volume, request, sink } = inbox.next().await;
             let promise = Promise { volume: &volume, tag: request.tag, sink: &*sink };

@@ -64,7 +64,7 @@ impl Wake for TaskWaker {
 }
 
 /// The body of a task.
-pub(crate) trait Body {
+pub(crate) trait TaskBody {
     /// Polls the body; returns `true` when it has ended.
     fn poll(&mut self, context: &mut Context<'_>) -> bool;
 
@@ -74,14 +74,14 @@ pub(crate) trait Body {
 
 struct Boxed(Pin<Box<dyn Future<Output = ()>>>);
 
-impl Body for Boxed {
+impl TaskBody for Boxed {
     fn poll(&mut self, context: &mut Context<'_>) -> bool {
         self.0.as_mut().poll(context).is_ready()
     }
 }
 
-struct Task {
-    body: Option<Box<dyn Body>>,
+struct LaneTask {
+    body: Option<Box<dyn TaskBody>>,
     waker: Arc<TaskWaker>,
     std_waker: Waker,
 }
@@ -102,7 +102,7 @@ pub struct Lane {
     id: LaneId,
     clock: Arc<dyn Clock>,
     mailbox: Arc<Mailbox>,
-    tasks: RefCell<Vec<Task>>,
+    tasks: RefCell<Vec<LaneTask>>,
     free: RefCell<Vec<u32>>,
     live: Cell<usize>,
     timers: RefCell<Timers>,
@@ -174,7 +174,7 @@ impl Lane {
         self.spawn_body(Box::new(Boxed(Box::pin(future))));
     }
 
-    pub(crate) fn spawn_body(&self, body: Box<dyn Body>) {
+    pub(crate) fn spawn_body(&self, body: Box<dyn TaskBody>) {
         self.live.set(self.live.get() + 1);
         let mut tasks = self.tasks.borrow_mut();
         let index = match self.free.borrow_mut().pop() {
@@ -190,7 +190,7 @@ impl Lane {
                     mailbox: self.mailbox.clone(),
                 });
                 let std_waker = Waker::from(waker.clone());
-                tasks.push(Task { body: Some(body), waker, std_waker });
+                tasks.push(LaneTask { body: Some(body), waker, std_waker });
                 index
             }
         };

@@ -23,16 +23,16 @@ pub struct Gate {
 }
 
 /// A task that waits at a gate.
-struct Waiting<'a>(&'a AtomicU32);
+struct GateWaiter<'a>(&'a AtomicU32);
 
-impl<'a> Waiting<'a> {
+impl<'a> GateWaiter<'a> {
     fn begin(waiting: &'a AtomicU32) -> Self {
         waiting.fetch_add(1, Ordering::Relaxed);
-        Waiting(waiting)
+        GateWaiter(waiting)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for GateWaiter<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -64,7 +64,7 @@ impl Gate {
                 (Some(over), _) => return Err(over),
                 (None, Some(guard)) => return Ok(guard),
                 (None, None) => {
-                    let _waiting = Waiting::begin(&self.waiting);
+                    let _waiting = GateWaiter::begin(&self.waiting);
                     left.await;
                 }
             }
@@ -106,7 +106,7 @@ where
     let workers = Rc::new(Workers::default());
     workers.running.set(limit.max(1));
     for _ in 0..limit.max(1) {
-        let (work, worker) = (work.clone(), Worker(workers.clone()));
+        let (work, worker) = (work.clone(), WorkerGuard(workers.clone()));
         lane.spawn(async move {
             let _worker = worker;
             loop {
@@ -134,9 +134,9 @@ struct Workers {
 }
 
 /// One of the tasks of [`concurrently`]; dropping it reports its end, also after a panic.
-struct Worker(Rc<Workers>);
+struct WorkerGuard(Rc<Workers>);
 
-impl Drop for Worker {
+impl Drop for WorkerGuard {
     fn drop(&mut self) {
         self.0.running.set(self.0.running.get() - 1);
         self.0.panicked.set(self.0.panicked.get() || std::thread::panicking());

@@ -41,4 +41,4 @@ pub use request_memory::LaneMemory;
 pub use signal::Signal;
 #[cfg(target_os = "linux")]
 pub use thread::{LaneLoop, LaneOptions, LaneThread, MonotonicClock};
-pub use workers::{Inbox, Pool};
+pub use workers::{JobInbox, Pool};

@@ -6,14 +6,14 @@ use parking_lot::Mutex;
 
 use crate::notify::Notify;
 
-struct Answer<T> {
+struct ThreadResult<T> {
     /// Whether the thread has ended, and its result.
     state: Mutex<(bool, Option<T>)>,
     there: Notify,
 }
 
 /// Tells the waiting task on drop, also if the work panics.
-struct Tell<T>(Arc<Answer<T>>);
+struct Tell<T>(Arc<ThreadResult<T>>);
 
 impl<T> Drop for Tell<T> {
     fn drop(&mut self) {
@@ -28,7 +28,8 @@ pub async fn run<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
-    let answer = Arc::new(Answer { state: Mutex::new((false, None)), there: Notify::default() });
+    let answer =
+        Arc::new(ThreadResult { state: Mutex::new((false, None)), there: Notify::default() });
     let tell = Tell(answer.clone());
     let spawned = forebay_threads::spawn(name, move || {
         let result = work();

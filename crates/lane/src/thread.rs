@@ -10,7 +10,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_core::{Clock, Nanos};
-use forebay_device::{Device, DeviceError, DeviceQueue, Queue, QueueContext, Ring, Task, Tasks};
+use forebay_device::{
+    BoxedTask, Device, DeviceError, DeviceQueue, Queue, QueueContext, Ring, Tasks,
+};
 use forebay_threads::channel::RecvError;
 use forebay_threads::{JoinHandle, Parker, Simulation, sync_channel};
 use tz::TimeZone;
@@ -256,11 +258,11 @@ fn earlier(one: Option<Nanos>, other: Option<Nanos>) -> Option<Nanos> {
 struct LaneTasks(Rc<Lane>);
 
 impl Tasks for LaneTasks {
-    fn spawn(&self, task: Task) {
+    fn spawn(&self, task: BoxedTask) {
         self.0.spawn(task);
     }
 
-    fn sleep(&self, time: Duration) -> Task {
+    fn sleep(&self, time: Duration) -> BoxedTask {
         Box::pin(self.0.sleep(time))
     }
 }

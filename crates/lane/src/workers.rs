@@ -7,10 +7,10 @@ use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll};
 
-use crate::executor::{Body, Lane};
+use crate::executor::{Lane, TaskBody};
 
 /// The job of a worker, see [`Pool`].
-pub struct Inbox<J>(Rc<Cell<Letter<J>>>);
+pub struct JobInbox<J>(Rc<Cell<Letter<J>>>);
 
 enum Letter<J> {
     Job(J),
@@ -20,7 +20,7 @@ enum Letter<J> {
     Wanted,
 }
 
-impl<J> Inbox<J> {
+impl<J> JobInbox<J> {
     /// Waits for the next job, which ends the current one.
     pub async fn next(&self) -> J {
         std::future::poll_fn(|_| match self.0.replace(Letter::Taken) {
@@ -43,7 +43,7 @@ struct Worker<F, J> {
     home: Weak<Idle<F, J>>,
 }
 
-impl<F: Future<Output = Infallible>, J> Body for Worker<F, J> {
+impl<F: Future<Output = Infallible>, J> TaskBody for Worker<F, J> {
     fn poll(&mut self, context: &mut Context<'_>) -> bool {
         let Poll::Pending = self.future.as_mut().poll(context);
         match self.inbox.replace(Letter::Taken) {
@@ -70,16 +70,16 @@ pub struct Pool<F, J, M> {
     make: M,
 }
 
-impl<F, J, M: Fn(Inbox<J>) -> F> Pool<F, J, M> {
+impl<F, J, M: Fn(JobInbox<J>) -> F> Pool<F, J, M> {
     /// `make` returns a worker that takes its jobs from the inbox, for ever. Its first await is
-    /// that of [`Inbox::next`].
+    /// that of [`JobInbox::next`].
     pub fn new(make: M) -> Self {
         Pool { idle: Rc::default(), make }
     }
 
     fn hire(&self) -> Box<Worker<F, J>> {
         let inbox = Rc::new(Cell::new(Letter::Taken));
-        let future = Box::pin((self.make)(Inbox(inbox.clone())));
+        let future = Box::pin((self.make)(JobInbox(inbox.clone())));
         Box::new(Worker { future, inbox, home: Rc::downgrade(&self.idle) })
     }
 }
@@ -90,7 +90,7 @@ impl Lane {
     where
         F: Future<Output = Infallible> + 'static,
         J: 'static,
-        M: Fn(Inbox<J>) -> F,
+        M: Fn(JobInbox<J>) -> F,
     {
         let idle = pool.idle.borrow_mut().pop();
         let worker = idle.unwrap_or_else(|| pool.hire());
@@ -112,7 +112,7 @@ mod tests {
     fn a_worker_does_one_job_after_another() {
         let lane = Lane::new(LaneId(0), Arc::new(ManualClock::default()), || ());
         let done = Rc::new(RefCell::new(Vec::new()));
-        let pool = Pool::new(|inbox: Inbox<u32>| {
+        let pool = Pool::new(|inbox: JobInbox<u32>| {
             let done = done.clone();
             async move {
                 loop {

@@ -30,13 +30,13 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// A connection whose handshake is over.
-pub(crate) struct Connection {
+pub(crate) struct NegotiatedConnection {
     pub(crate) fd: OwnedFd,
     pub(crate) tls: Option<ClientConnection>,
     pub(crate) agreed: Agreement,
 }
 
-impl Connection {
+impl NegotiatedConnection {
     /// Tells the server that no request follows, if that is possible without waiting, and
     /// disconnects.
     pub(crate) fn leave(self) {
@@ -103,7 +103,7 @@ impl Write for Timed {
 }
 
 /// Connects and agrees on the export.
-pub(crate) fn connect(uri: &NbdUri) -> Result<Connection, ConnectError> {
+pub(crate) fn connect(uri: &NbdUri) -> Result<NegotiatedConnection, ConnectError> {
     let patience = HANDSHAKE.min(uri.reconnect);
     let until = Instant::now() + patience;
     let socket = match &uri.server {
@@ -127,7 +127,7 @@ pub(crate) fn connect(uri: &NbdUri) -> Result<Connection, ConnectError> {
     for which in [Timeout::Recv, Timeout::Send] {
         set_socket_timeout(&fd, which, None).map_err(io::Error::from)?;
     }
-    Ok(Connection { fd, tls, agreed })
+    Ok(NegotiatedConnection { fd, tls, agreed })
 }
 
 fn connect_unix(path: &Path, patience: Duration) -> io::Result<UnixStream> {

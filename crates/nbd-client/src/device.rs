@@ -170,7 +170,7 @@ impl Device for NbdDevice {
 }
 
 /// An operation as its queue knows it.
-enum Entry {
+enum RemoteOp {
     /// An operation of the lane's own connection.
     Own(OpId),
     /// An operation of another lane's connection.
@@ -188,17 +188,17 @@ struct NbdQueue {
     link: Option<Rc<Link>>,
     /// Port of the connection.
     port: Arc<Port>,
-    ops: RefCell<OpTable<Entry>>,
+    ops: RefCell<OpTable<RemoteOp>>,
 }
 
 impl NbdQueue {
-    fn refused(&self, op: DeviceOp, kind: DeviceErrorKind, cause: String) -> Entry {
+    fn refused(&self, op: DeviceOp, kind: DeviceErrorKind, cause: String) -> RemoteOp {
         let offset = op.range().map_or(0, |range| range.start);
         let result = Err(self.remote.error(kind, op.what(), offset, cause));
-        Entry::Ended(DeviceDone { result, buf: op.into_buf() })
+        RemoteOp::Ended(DeviceDone { result, buf: op.into_buf() })
     }
 
-    fn begin(&self, op: DeviceOp) -> Entry {
+    fn begin(&self, op: DeviceOp) -> RemoteOp {
         let (size, block) = (self.remote.size, self.remote.logical_block);
         if let Some(range) = op.range() {
             let len = range.end - range.start;
@@ -221,23 +221,23 @@ impl NbdQueue {
         }
         match (&op, &self.link) {
             (DeviceOp::Sync, _) => self.begin_sync(),
-            (_, Some(link)) => Entry::Own(link.submit(op, To::Own { done: None, waker: None })),
+            (_, Some(link)) => RemoteOp::Own(link.submit(op, To::Own { done: None, waker: None })),
             (_, None) => {
                 let reply = Arc::<Reply>::default();
                 match self.port.post(Mail::Op(op, reply.clone())) {
-                    Ok(()) => Entry::Other(reply),
+                    Ok(()) => RemoteOp::Other(reply),
                     Err(Mail::Op(op, _)) => {
                         let cause = "the connection's lane has ended".to_owned();
                         self.refused(op, DeviceErrorKind::Gone, cause)
                     }
-                    Err(Mail::Extent(..) | Mail::Look) => Entry::Other(reply),
+                    Err(Mail::Extent(..) | Mail::Look) => RemoteOp::Other(reply),
                 }
             }
         }
     }
 
     /// Flushes the own connection and all others that have changes.
-    fn begin_sync(&self) -> Entry {
+    fn begin_sync(&self) -> RemoteOp {
         let failures = self.remote.failures.load(Ordering::SeqCst);
         let ports = self.remote.ports.lock().open.clone();
         let wanted = |port: &&Arc<Port>| Arc::ptr_eq(port, &self.port) || port.is_unsettled();
@@ -258,24 +258,24 @@ impl NbdQueue {
                 Err(_) => {}
             }
         }
-        Entry::Sync { flushes, failures, error }
+        RemoteOp::Sync { flushes, failures, error }
     }
 
-    fn poll_entry(&self, entry: &mut Entry, context: &mut Context<'_>) -> Poll<DeviceDone> {
+    fn poll_entry(&self, entry: &mut RemoteOp, context: &mut Context<'_>) -> Poll<DeviceDone> {
         match entry {
-            Entry::Ended(_) => match std::mem::replace(
+            RemoteOp::Ended(_) => match std::mem::replace(
                 entry,
-                Entry::Sync { flushes: Vec::new(), failures: 0, error: None },
+                RemoteOp::Sync { flushes: Vec::new(), failures: 0, error: None },
             ) {
-                Entry::Ended(done) => Poll::Ready(done),
+                RemoteOp::Ended(done) => Poll::Ready(done),
                 _ => Poll::Pending,
             },
-            Entry::Own(id) => {
+            RemoteOp::Own(id) => {
                 let polled = self.link.as_ref().and_then(|link| link.poll(*id, context));
                 polled.unwrap_or_else(|| Poll::Ready(self.unknown()))
             }
-            Entry::Other(reply) => reply.poll(context).map(|answer| answer.done),
-            Entry::Sync { flushes, failures, error } => {
+            RemoteOp::Other(reply) => reply.poll(context).map(|answer| answer.done),
+            RemoteOp::Sync { flushes, failures, error } => {
                 flushes.retain(|flush| match flush.poll(context) {
                     Poll::Pending => true,
                     Poll::Ready(answer) => {
@@ -326,7 +326,7 @@ impl DeviceQueue for NbdQueue {
     }
 
     fn forget(&self, id: OpId) {
-        if let Some(Entry::Own(own)) = self.ops.borrow_mut().take(id)
+        if let Some(RemoteOp::Own(own)) = self.ops.borrow_mut().take(id)
             && let Some(link) = &self.link
         {
             link.forget(own);
@@ -341,7 +341,7 @@ impl Drop for NbdQueue {
         if let Some(link) = &self.link {
             let mut ids = ids;
             for entry in ids.drain() {
-                if let Entry::Own(id) = entry {
+                if let RemoteOp::Own(id) = entry {
                     link.forget(id);
                 }
             }

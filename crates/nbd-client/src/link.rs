@@ -24,10 +24,10 @@ use forebay_device::{DeviceDone, DeviceErrorKind, DeviceOp, OpId, QueueContext, 
 use forebay_lane::Signal;
 use forebay_nbd_wire::command;
 
-use self::receive::Ended;
+use self::receive::ReceiveEnd;
 use crate::port::{Mail, Port};
 use crate::remote::Remote;
-use crate::reply::{Answer, To};
+use crate::reply::{OpResult, To};
 use crate::requests::{Data, Failure, Requests};
 
 /// The changes that a sync has made durable.
@@ -67,9 +67,9 @@ pub(crate) struct Link {
 }
 
 /// Fails the remaining operations when the link ends, in any way.
-struct End(Rc<Link>);
+struct LinkEndGuard(Rc<Link>);
 
-impl Drop for End {
+impl Drop for LinkEndGuard {
     fn drop(&mut self) {
         let link = &self.0;
         link.dead.set(true);
@@ -105,7 +105,7 @@ impl Link {
             down_since: Cell::new(None),
             attempts: Cell::new(0),
         });
-        let end = End(link.clone());
+        let end = LinkEndGuard(link.clone());
         tasks.spawn(Box::pin(async move { end.0.run().await }));
         let own = link.clone();
         tasks.spawn(Box::pin(async move { own.take_mail().await }));
@@ -234,7 +234,7 @@ impl Link {
             Data::Owned(buf) => buf,
             _ => None,
         };
-        let answer = Answer { done: DeviceDone { result, buf }, extent: op.extent };
+        let answer = OpResult { done: DeviceDone { result, buf }, extent: op.extent };
         if let To::Own { done, waker } = &mut op.to {
             *done = Some(answer);
             let waker = waker.take();
@@ -287,7 +287,7 @@ impl Link {
         let acknowledged = self.requests.borrow().acknowledged();
         let doubtful = acknowledged > self.settled.borrow().until;
         let late = matches!(why, Why::Late);
-        let fails = |part: &crate::requests::Part| {
+        let fails = |part: &crate::requests::WireRequest| {
             if doubtful && part.command == command::FLUSH {
                 return Some(Failure::new(DeviceErrorKind::Io, LOST));
             }
@@ -315,7 +315,7 @@ const LOST: &str = "the connection to the server was lost after it had acknowled
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Why {
     #[error("{0}")]
-    Ended(#[from] Ended),
+    Ended(#[from] ReceiveEnd),
     #[error("the server does not answer")]
     Late,
 }

@@ -20,7 +20,7 @@ pub(crate) enum Mail {
 }
 
 #[derive(Default)]
-struct Inbox {
+struct PortInbox {
     closed: bool,
     mail: Vec<Mail>,
     waker: Option<Waker>,
@@ -29,7 +29,7 @@ struct Inbox {
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Port {
-    inner: Mutex<Inbox>,
+    inner: Mutex<PortInbox>,
     /// Changes were acknowledged that no flush has made durable yet, as far as is known.
     unsettled: AtomicBool,
 }

@@ -8,7 +8,7 @@ use forebay_nbd_wire::handshake::Export;
 use forebay_nbd_wire::transmission_flag;
 use parking_lot::Mutex;
 
-use crate::connect::Connection;
+use crate::connect::NegotiatedConnection;
 use crate::handshake::{Agreement, ConnectError, unfit};
 use crate::port::{Mail, Port};
 use crate::requests::Abilities;
@@ -34,7 +34,7 @@ pub(crate) struct Remote {
     pub(crate) samples: Samples,
     pub(crate) ports: Mutex<Ports>,
     /// Connections that are unused at the moment, made with this device or left by a queue.
-    spare: Mutex<Vec<Connection>>,
+    spare: Mutex<Vec<NegotiatedConnection>>,
     /// Syncs that have failed: they have reported that changes may be lost.
     pub(crate) failures: AtomicU64,
     /// Why the server's export is not the one that was opened; final.
@@ -48,7 +48,7 @@ pub(crate) struct Remote {
 impl Remote {
     pub(crate) fn new(
         uri: NbdUri,
-        connection: Connection,
+        connection: NegotiatedConnection,
         logical_block: u64,
         writable: bool,
     ) -> Self {
@@ -78,11 +78,11 @@ impl Remote {
         self.agreed.export.has(transmission_flag::CAN_MULTI_CONN)
     }
 
-    pub(crate) fn take_spare(&self) -> Option<Connection> {
+    pub(crate) fn take_spare(&self) -> Option<NegotiatedConnection> {
         self.spare.lock().pop()
     }
 
-    pub(crate) fn put_spare(&self, connection: Connection) {
+    pub(crate) fn put_spare(&self, connection: NegotiatedConnection) {
         self.spare.lock().push(connection);
     }
 

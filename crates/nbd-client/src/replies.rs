@@ -6,32 +6,36 @@ use zerocopy::FromBytes;
 
 /// The header of a reply, or of a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Head {
+pub(crate) enum ReplyHeader {
     Simple { cookie: u64, error: u32 },
     Chunk { cookie: u64, flags: u16, kind: u16, len: u32 },
 }
 
 /// The server does not keep to the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Violation(pub(crate) &'static str);
+pub(crate) struct ProtocolViolation(pub(crate) &'static str);
 
-impl Head {
+impl ReplyHeader {
     /// Returns the header at the start of `input` and its length; `None`: it is incomplete.
-    pub(crate) fn read(input: &[u8], chunks: bool) -> Result<Option<(Head, usize)>, Violation> {
+    pub(crate) fn read(
+        input: &[u8],
+        chunks: bool,
+    ) -> Result<Option<(ReplyHeader, usize)>, ProtocolViolation> {
         let Some(magic) = input.first_chunk::<4>() else { return Ok(None) };
         match u32::from_be_bytes(*magic) {
             SIMPLE_REPLY_MAGIC => Ok(SimpleReply::read_from_prefix(input).ok().map(|(head, _)| {
-                let head = Head::Simple { cookie: head.cookie.get(), error: head.error.get() };
+                let head =
+                    ReplyHeader::Simple { cookie: head.cookie.get(), error: head.error.get() };
                 (head, SimpleReply::SIZE)
             })),
             CHUNK_MAGIC if chunks => {
                 Ok(ChunkHeader::read_from_prefix(input).ok().map(|(head, _)| {
                     let (cookie, flags) = (head.cookie.get(), head.flags.get());
                     let (kind, len) = (head.kind.get(), head.len.get());
-                    (Head::Chunk { cookie, flags, kind, len }, ChunkHeader::SIZE)
+                    (ReplyHeader::Chunk { cookie, flags, kind, len }, ChunkHeader::SIZE)
                 }))
             }
-            _ => Err(Violation("a reply does not begin with the right number")),
+            _ => Err(ProtocolViolation("a reply does not begin with the right number")),
         }
     }
 }

@@ -8,7 +8,7 @@ use forebay_device::{DeviceDone, DeviceExtent};
 use parking_lot::{Condvar, Mutex};
 
 /// A result.
-pub(crate) struct Answer {
+pub(crate) struct OpResult {
     pub(crate) done: DeviceDone,
     /// The extent that a query returned.
     pub(crate) extent: Option<DeviceExtent>,
@@ -19,7 +19,7 @@ pub(crate) enum To {
     /// The operation was abandoned.
     Nobody,
     /// A task of the same lane.
-    Own { done: Option<Answer>, waker: Option<Waker> },
+    Own { done: Option<OpResult>, waker: Option<Waker> },
     /// Another lane or thread.
     Other(Arc<Reply>),
     /// The comparison of a sample, by number.
@@ -40,7 +40,7 @@ impl To {
 
 #[derive(Default)]
 struct State {
-    answer: Option<Answer>,
+    answer: Option<OpResult>,
     waker: Option<Waker>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    pub(crate) fn give(&self, answer: Answer) {
+    pub(crate) fn give(&self, answer: OpResult) {
         let mut state = self.state.lock();
         state.answer = Some(answer);
         let waker = state.waker.take();
@@ -63,7 +63,7 @@ impl Reply {
         }
     }
 
-    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Answer> {
+    pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<OpResult> {
         let mut state = self.state.lock();
         match state.answer.take() {
             Some(answer) => Poll::Ready(answer),
@@ -75,7 +75,7 @@ impl Reply {
     }
 
     /// Blocks the calling thread, which must not be a lane.
-    pub(crate) fn wait(&self, most: Duration) -> Option<Answer> {
+    pub(crate) fn wait(&self, most: Duration) -> Option<OpResult> {
         let mut state = self.state.lock();
         if state.answer.is_none() {
             self.there.wait_for(&mut state, most);

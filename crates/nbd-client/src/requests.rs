@@ -65,7 +65,7 @@ pub(crate) struct Op {
 }
 
 /// A request.
-pub(crate) struct Part {
+pub(crate) struct WireRequest {
     pub(crate) op: OpId,
     pub(crate) command: u16,
     flags: u16,
@@ -79,7 +79,7 @@ pub(crate) struct Part {
     pub(crate) covers: u64,
 }
 
-impl Part {
+impl WireRequest {
     /// Returns whether it changes the export in a way that has to be flushed.
     pub(crate) fn changes(&self) -> bool {
         matches!(self.command, command::WRITE | command::WRITE_ZEROES)
@@ -116,7 +116,7 @@ impl Abilities {
 }
 
 /// The request of an operation, before it is split.
-struct Plan {
+struct RequestPlan {
     command: u16,
     flags: u16,
     range: Range<u64>,
@@ -124,7 +124,7 @@ struct Plan {
     data: Data,
 }
 
-impl Plan {
+impl RequestPlan {
     /// Returns the plan of an operation, or the reason why there is none.
     fn of(op: DeviceOp, abilities: Abilities) -> Result<Self, (Failure, Data)> {
         let most = abilities.most;
@@ -154,7 +154,7 @@ impl Plan {
             }
             DeviceOp::WriteZeroes { .. } => (command::WRITE, 0, most.min(ZEROES_MAX), Data::Zeroes),
         };
-        Ok(Plan { command, flags, range, most, data })
+        Ok(RequestPlan { command, flags, range, most, data })
     }
 }
 
@@ -182,7 +182,7 @@ impl Data {
 #[derive(Default)]
 pub(crate) struct Requests {
     ops: OpTable<Op>,
-    parts: OpTable<Part>,
+    parts: OpTable<WireRequest>,
     unsent: VecDeque<OpId>,
     /// The part that is being sent, and the bytes of its payload that were copied.
     sending: Option<(OpId, usize)>,
@@ -215,7 +215,8 @@ impl Requests {
             extent: None,
             to,
         };
-        let Plan { command, flags, range, most, data } = match Plan::of(op, abilities) {
+        let RequestPlan { command, flags, range, most, data } = match RequestPlan::of(op, abilities)
+        {
             Ok(plan) => plan,
             Err((failure, data)) => {
                 return Err(self.ops.add(Op { failure: Some(failure), ..new(data, to) }));
@@ -255,7 +256,7 @@ impl Requests {
     }
 
     fn add_part(&mut self, op: OpId, (command, flags): (u16, u16), offset: u64, len: u32) {
-        let part = Part { op, command, flags, offset, len, sent: None, got: 0, covers: 0 };
+        let part = WireRequest { op, command, flags, offset, len, sent: None, got: 0, covers: 0 };
         let id = self.parts.add(part);
         self.unsent.push_back(id);
         if let Some(op) = self.ops.get_mut(op) {
@@ -273,7 +274,7 @@ impl Requests {
     }
 
     /// Returns the request that a reply belongs to.
-    pub(crate) fn part(&mut self, cookie: u64) -> Option<&mut Part> {
+    pub(crate) fn part(&mut self, cookie: u64) -> Option<&mut WireRequest> {
         // Nothing is answered before it has been sent.
         let sending = self.sending.is_some_and(|(id, _)| id.0 == cookie);
         self.parts.get_mut(OpId(cookie)).filter(|part| part.sent.is_some() && !sending)
@@ -387,7 +388,7 @@ impl Requests {
     }
 
     /// Ends a request. Returns it, and whether its operation has ended.
-    pub(crate) fn answered(&mut self, cookie: u64, failed: bool) -> Option<(Part, bool)> {
+    pub(crate) fn answered(&mut self, cookie: u64, failed: bool) -> Option<(WireRequest, bool)> {
         let part = self.parts.take(OpId(cookie))?;
         self.in_flight = self.in_flight.saturating_sub(1);
         if part.changes() && !failed {
@@ -410,7 +411,7 @@ impl Requests {
     /// for flushes the number of changes that they were to cover.
     pub(crate) fn lost(
         &mut self,
-        fails: impl Fn(&Part) -> Option<Failure>,
+        fails: impl Fn(&WireRequest) -> Option<Failure>,
     ) -> Vec<(OpId, Option<u64>)> {
         (self.sending, self.in_flight) = (None, 0);
         self.lost += 1;

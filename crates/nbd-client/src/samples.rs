@@ -12,7 +12,7 @@ pub(crate) const PAGE: u64 = 4096;
 /// Maximum number of samples.
 const COUNT: u64 = 32;
 
-struct Sample {
+struct OriginSample {
     offset: u64,
     hash: OnceLock<u64>,
     /// Whether this client may have written to the sample.
@@ -20,14 +20,14 @@ struct Sample {
 }
 
 /// See the module.
-pub(crate) struct Samples(Box<[Sample]>);
+pub(crate) struct Samples(Box<[OriginSample]>);
 
 impl Samples {
     /// Plans samples, spread evenly over `size` bytes. They are taken by [`Samples::compare`].
     pub(crate) fn plan(size: u64) -> Self {
         let pages = size / PAGE;
         let count = pages.min(COUNT);
-        let sample = |number| Sample {
+        let sample = |number| OriginSample {
             offset: (u128::from(pages) * u128::from(number) / u128::from(count)) as u64 * PAGE,
             hash: OnceLock::new(),
             touched: AtomicBool::new(false),
@@ -45,7 +45,7 @@ impl Samples {
 
     /// Returns the numbers and offsets of the samples that can be compared.
     pub(crate) fn untouched(&self) -> impl Iterator<Item = (usize, u64)> {
-        let untouched = |sample: &Sample| !sample.touched.load(Ordering::SeqCst);
+        let untouched = |sample: &OriginSample| !sample.touched.load(Ordering::SeqCst);
         let samples = self.0.iter().enumerate().filter(move |(_, sample)| untouched(sample));
         samples.map(|(number, sample)| (number, sample.offset))
     }

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::handle::CallError;
 
 /// See the module.
-pub(crate) struct Claim {
+pub(crate) struct ImageClaim {
     /// The volume.
     volume: Uuid,
     state: Mutex<State>,
@@ -35,9 +35,9 @@ enum Caller {
     GivenUp,
 }
 
-impl Claim {
+impl ImageClaim {
     pub(crate) fn new(volume: Uuid) -> Self {
-        Claim { volume, state: Mutex::default(), left: Condvar::new() }
+        ImageClaim { volume, state: Mutex::default(), left: Condvar::new() }
     }
 
     /// Ends the claim for its caller.
@@ -107,7 +107,7 @@ impl Claim {
 }
 
 /// Waits for a claim; abandons it when dropped earlier.
-pub(crate) struct Claimant(pub(crate) Arc<Claim>);
+pub(crate) struct Claimant(pub(crate) Arc<ImageClaim>);
 
 impl Claimant {
     pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Result<(), CallError>> {
@@ -151,8 +151,8 @@ mod tests {
     const OLD: Uuid = Uuid::from_u128(1);
     const NEW: Uuid = Uuid::from_u128(2);
 
-    fn claimed() -> (Arc<Claim>, Claimant) {
-        let claim = Arc::new(Claim::new(NEW));
+    fn claimed() -> (Arc<ImageClaim>, Claimant) {
+        let claim = Arc::new(ImageClaim::new(NEW));
         (claim.clone(), Claimant(claim))
     }
 
@@ -206,7 +206,7 @@ mod tests {
         drop(claimant);
         thread.join().unwrap().unwrap();
         // One that is given up later leaves this one as it is.
-        let claim = Arc::new(Claim::new(OLD));
+        let claim = Arc::new(ImageClaim::new(OLD));
         let late = Mutex::new(Some(Claimant(claim.clone())));
         let write = |volume| {
             late.lock().take();

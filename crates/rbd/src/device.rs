@@ -15,7 +15,7 @@ use forebay_device::{
 use forebay_lane::MemoryHold;
 use uuid::Uuid;
 
-use crate::claim::{Claim, Claimant};
+use crate::claim::{Claimant, ImageClaim};
 use crate::flight::Flight;
 use crate::handle::CallError;
 use crate::thread::{self, Image, judge};
@@ -101,7 +101,7 @@ impl Device for RbdDevice {
     }
 
     fn claim(&self, volume: Uuid) -> Claiming {
-        let (image, claim) = (self.image.clone(), Arc::new(Claim::new(volume)));
+        let (image, claim) = (self.image.clone(), Arc::new(ImageClaim::new(volume)));
         image.shared().bell.ring(|news| news.claims.push(claim.clone()));
         let limit = image.shared().name.timeout;
         let claimant = Claimant(claim);
@@ -129,16 +129,16 @@ impl Device for RbdDevice {
 }
 
 /// An operation as its queue knows it.
-struct Entry {
+struct ImageOp {
     what: &'static str,
     offset: u64,
     since: Nanos,
     /// A flush follows.
     durable: bool,
-    step: Step,
+    step: OpState,
 }
 
-enum Step {
+enum OpState {
     InFlight(Arc<Flight>),
     Ended(DeviceDone),
 }
@@ -150,7 +150,7 @@ struct Inner {
     image: Arc<Image>,
     clock: Arc<dyn Clock>,
     tasks: Option<Rc<dyn Tasks>>,
-    ops: RefCell<OpTable<Entry>>,
+    ops: RefCell<OpTable<ImageOp>>,
     /// Operations that have no entry any more. The cluster executes them before later ones on the
     /// same object, so they overwrite nothing that is newer.
     given_up: RefCell<Vec<Arc<Flight>>>,
@@ -190,7 +190,7 @@ impl Inner {
         })
     }
 
-    fn begin(&self, op: DeviceOp) -> Entry {
+    fn begin(&self, op: DeviceOp) -> ImageOp {
         let (what, offset) = (op.what(), op.range().map_or(0, |range| range.start));
         let refusal = self.refusal(&op);
         let nothing = matches!(op.range(), Some(range) if range.is_empty());
@@ -200,25 +200,25 @@ impl Inner {
             _ if refusal.is_some() || nothing => {
                 let failed = |(kind, cause)| self.image.shared().error(kind, what, offset, cause);
                 let result = refusal.map_or(Ok(()), |refusal| Err(failed(refusal)));
-                Step::Ended(DeviceDone { result, buf: op.into_buf() })
+                OpState::Ended(DeviceDone { result, buf: op.into_buf() })
             }
-            DeviceOp::Read { offset, buf } => Step::InFlight(handle.read(offset, buf)),
-            DeviceOp::Write { offset, data } => Step::InFlight(handle.write(offset, data)),
+            DeviceOp::Read { offset, buf } => OpState::InFlight(handle.read(offset, buf)),
+            DeviceOp::Write { offset, data } => OpState::InFlight(handle.write(offset, data)),
             DeviceOp::DurableWrite { offset, log, range } => {
-                Step::InFlight(handle.write(offset, forebay_device::IoData::Log(log, range)))
+                OpState::InFlight(handle.write(offset, forebay_device::IoData::Log(log, range)))
             }
-            DeviceOp::Sync => Step::InFlight(handle.flush()),
+            DeviceOp::Sync => OpState::InFlight(handle.flush()),
             DeviceOp::Discard { offset, len } => {
-                Step::InFlight(handle.write_zeroes(offset, len, false))
+                OpState::InFlight(handle.write_zeroes(offset, len, false))
             }
             DeviceOp::WriteZeroes { offset, len } => {
-                Step::InFlight(handle.write_zeroes(offset, len, true))
+                OpState::InFlight(handle.write_zeroes(offset, len, true))
             }
         };
-        Entry { what, offset, since: self.clock.now(), durable, step }
+        ImageOp { what, offset, since: self.clock.now(), durable, step }
     }
 
-    fn failure(&self, entry: &Entry, error: &CallError) -> DeviceError {
+    fn failure(&self, entry: &ImageOp, error: &CallError) -> DeviceError {
         let shared = self.image.shared();
         judge(shared, error.errno);
         if let Some(cause) = shared.lost() {
@@ -237,11 +237,11 @@ impl Inner {
         shared.error(kind, entry.what, entry.offset, error.to_string())
     }
 
-    fn poll(&self, entry: &mut Entry, context: &mut Context<'_>) -> Poll<DeviceDone> {
+    fn poll(&self, entry: &mut ImageOp, context: &mut Context<'_>) -> Poll<DeviceDone> {
         loop {
             let flight = match &mut entry.step {
-                Step::InFlight(flight) => flight.clone(),
-                Step::Ended(done) => {
+                OpState::InFlight(flight) => flight.clone(),
+                OpState::Ended(done) => {
                     let ended = DeviceDone { result: Ok(()), buf: None };
                     return Poll::Ready(std::mem::replace(done, ended));
                 }
@@ -249,7 +249,7 @@ impl Inner {
             let Poll::Ready((result, buf)) = flight.poll(context) else { return Poll::Pending };
             match result {
                 Ok(()) if std::mem::take(&mut entry.durable) => {
-                    entry.step = Step::InFlight(self.image.shared().handle.flush());
+                    entry.step = OpState::InFlight(self.image.shared().handle.flush());
                 }
                 result => {
                     let result = result.map_err(|error| self.failure(entry, &error));
@@ -275,13 +275,13 @@ impl Inner {
         let ids: Vec<OpId> = ops.ids().collect();
         for &id in &ids {
             let Some(entry) = ops.get_mut(id) else { continue };
-            let Step::InFlight(flight) = &entry.step else { continue };
+            let OpState::InFlight(flight) = &entry.step else { continue };
             if now.since(entry.since) >= limit && !flight.has_ended() {
                 let flight = flight.clone();
                 let cause = format!("the cluster has not answered for {} s", limit.as_secs());
                 let result =
                     Err(shared.error(DeviceErrorKind::Io, entry.what, entry.offset, cause));
-                entry.step = Step::Ended(DeviceDone { result, buf: None });
+                entry.step = OpState::Ended(DeviceDone { result, buf: None });
                 late.push(flight);
             }
         }
@@ -339,7 +339,7 @@ impl DeviceQueue for RbdQueue {
 
     fn forget(&self, id: OpId) {
         let entry = self.0.ops.borrow_mut().take(id);
-        if let Some(Entry { step: Step::InFlight(flight), .. }) = entry {
+        if let Some(ImageOp { step: OpState::InFlight(flight), .. }) = entry {
             self.0.give_up(flight);
         }
     }

@@ -11,13 +11,13 @@ use std::task::{Context, Poll, Waker};
 use forebay_device::{IoBuf, IoData};
 use parking_lot::Mutex;
 
-use crate::handle::{CallError, Handle};
+use crate::handle::{CallError, ImageHandle};
 use crate::library::{Completion, Functions};
 
 /// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`: the range stays allocated.
 const THICK: c_int = 1;
 
-impl Handle {
+impl ImageHandle {
     /// Starts to fill a buffer.
     pub(crate) fn read(&self, offset: u64, mut buf: IoBuf) -> Arc<Flight> {
         let (len, place) = (buf.len(), buf.as_mut_ptr().cast::<c_char>());
@@ -115,7 +115,7 @@ impl Handle {
 }
 
 /// # Safety
-/// The argument comes from [`Handle::start`], and this is called once for it.
+/// The argument comes from [`ImageHandle::start`], and this is called once for it.
 unsafe extern "C" fn completed(completion: Completion, argument: *mut c_void) {
     // SAFETY: see above.
     let flight = unsafe { Arc::from_raw(argument.cast_const().cast::<Flight>()) };

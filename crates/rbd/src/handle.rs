@@ -46,15 +46,15 @@ pub(crate) fn checked(call: &'static str, result: c_int) -> Result<c_int, CallEr
 }
 
 /// A connection to a cluster, for one image alone: being fenced concerns a connection as a whole.
-struct Connection {
+struct ClusterConnection {
     functions: &'static Functions,
     cluster: Cluster,
     context: IoContext,
 }
 
 /// An open image and its connection.
-pub(crate) struct Handle {
-    connection: Connection,
+pub(crate) struct ImageHandle {
+    connection: ClusterConnection,
     pub(crate) image: ImagePointer,
     /// The watch over the image's header, with its argument.
     watch: Mutex<Option<(u64, *const Signal)>>,
@@ -62,9 +62,9 @@ pub(crate) struct Handle {
 
 // SAFETY: the functions of librados and librbd may be called from any thread, and at the same time;
 // the signal is shared by reference counting.
-unsafe impl Send for Handle {}
+unsafe impl Send for ImageHandle {}
 // SAFETY: as above.
-unsafe impl Sync for Handle {}
+unsafe impl Sync for ImageHandle {}
 
 /// Called when the header of an image has changed.
 pub(crate) type Signal = Box<dyn Fn() + Send + Sync>;
@@ -83,12 +83,12 @@ fn configuration(name: &RbdName) -> CString {
     CString::new(path.as_os_str().as_bytes()).unwrap_or_default()
 }
 
-impl Connection {
+impl ClusterConnection {
     fn open(name: &RbdName, stage: &dyn Fn(Stage)) -> Result<Self, OpenFailure> {
         let functions = functions().map_err(OpenFailure::Library)?;
         let user = name.user.as_deref().map(c_string);
         let mut connection =
-            Connection { functions, cluster: ptr::null_mut(), context: ptr::null_mut() };
+            ClusterConnection { functions, cluster: ptr::null_mut(), context: ptr::null_mut() };
         let user = user.as_ref().map_or(ptr::null(), |user| user.as_ptr());
         // SAFETY: the result is written to a field; the name is null or ends with a zero byte.
         let made = unsafe { (functions.rados_create)(&raw mut connection.cluster, user) };
@@ -165,7 +165,7 @@ fn text_of(bytes: &[u8]) -> String {
     text.map(std::borrow::Cow::into_owned).unwrap_or_default()
 }
 
-impl Drop for Connection {
+impl Drop for ClusterConnection {
     fn drop(&mut self) {
         if !self.context.is_null() {
             // SAFETY: the context was created, and its image, if there was one, is closed.
@@ -193,14 +193,14 @@ impl From<CallError> for OpenFailure {
     }
 }
 
-impl Handle {
+impl ImageHandle {
     /// Connects to the cluster and opens the image. May wait for ever.
     pub(crate) fn open(
         name: &RbdName,
         writable: bool,
         stage: &dyn Fn(Stage),
     ) -> Result<Self, OpenFailure> {
-        let connection = Connection::open(name, stage)?;
+        let connection = ClusterConnection::open(name, stage)?;
         stage(Stage::Opening);
         let functions = connection.functions;
         let (call, open) = match writable {
@@ -211,7 +211,7 @@ impl Handle {
         // SAFETY: the context is open; the result is written to a variable; there is no snapshot.
         let opened = unsafe { open(connection.context, own.as_ptr(), &raw mut image, ptr::null()) };
         checked(call, opened)?;
-        Ok(Handle { connection, image, watch: Mutex::new(None) })
+        Ok(ImageHandle { connection, image, watch: Mutex::new(None) })
     }
 
     pub(crate) fn functions(&self) -> &'static Functions {
@@ -354,7 +354,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for ImageHandle {
     /// Closes the image: waits for operations in flight, and releases the lock. May wait for ever.
     fn drop(&mut self) {
         if let Some((number, signal)) = self.watch.lock().take() {
@@ -381,7 +381,7 @@ pub(crate) fn exit_at_once(code: u8) -> ! {
 }
 
 /// # Safety
-/// The argument comes from [`Handle::watch`], and the watch has not ended.
+/// The argument comes from [`ImageHandle::watch`], and the watch has not ended.
 unsafe extern "C" fn updated(argument: *mut c_void) {
     // SAFETY: see above.
     let signal = unsafe { &*argument.cast_const().cast::<Signal>() };

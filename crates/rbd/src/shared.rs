@@ -8,8 +8,8 @@ use forebay_device::{DeviceError, DeviceErrorKind, RbdName};
 use parking_lot::{Condvar, Mutex};
 use uuid::Uuid;
 
-use crate::claim::Claim;
-use crate::handle::Handle;
+use crate::claim::ImageClaim;
+use crate::handle::ImageHandle;
 use crate::unattended::Unattended;
 
 /// Messages to the thread.
@@ -20,7 +20,7 @@ pub(crate) struct News {
     /// The header has changed, or an operation has failed as if the lock were lost.
     pub(crate) look: bool,
     /// A volume wants to be recorded as the one that uses it.
-    pub(crate) claims: Vec<Arc<Claim>>,
+    pub(crate) claims: Vec<Arc<ImageClaim>>,
 }
 
 /// Wakes the thread.
@@ -38,8 +38,8 @@ impl Bell {
 }
 
 /// See the module.
-pub(crate) struct Shared {
-    pub(crate) handle: Handle,
+pub(crate) struct SharedImage {
+    pub(crate) handle: ImageHandle,
     pub(crate) name: RbdName,
     pub(crate) text: Arc<str>,
     /// Size in bytes, in whole sectors.
@@ -58,16 +58,16 @@ pub(crate) struct Shared {
     lost: OnceLock<Arc<str>>,
 }
 
-impl Shared {
+impl SharedImage {
     pub(crate) fn new(
-        handle: Handle,
+        handle: ImageHandle,
         name: &RbdName,
         (size, sectors): (u64, Sectors),
         writable: bool,
         identity: Option<Identity>,
         holder: Option<Uuid>,
     ) -> Self {
-        Shared {
+        SharedImage {
             handle,
             name: name.clone(),
             text: name.to_string().into(),

@@ -12,10 +12,10 @@ use forebay_device::{OpenError, OpenErrorKind, RbdName};
 use forebay_lane::MemoryHold;
 use parking_lot::Mutex;
 
-use crate::claim::Claim;
-use crate::handle::{CallError, Handle, OpenFailure};
+use crate::claim::ImageClaim;
+use crate::handle::{CallError, ImageHandle, OpenFailure};
 use crate::opening::{Stage, wait};
-use crate::shared::Shared;
+use crate::shared::SharedImage;
 use crate::unattended::{Alive, Unattended, wait_for};
 
 /// Interval of checks whether the lock is still held.
@@ -30,11 +30,11 @@ const UNLOCKED: &str = "the image's exclusive lock is lost: nothing is written t
 
 /// An open image, as its users hold it. The thread closes it when the last of them is gone.
 pub(crate) struct Image {
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<SharedImage>>,
 }
 
 impl Image {
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &SharedImage {
         match &self.shared {
             Some(shared) => shared,
             // It is taken when this is dropped.
@@ -117,7 +117,7 @@ fn keep(
     drop(unattended);
 }
 
-fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<Shared, OpenError> {
+fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<SharedImage, OpenError> {
     let failed = |kind, cause: String| OpenError::new(kind, name, cause);
     let refused = |failure: OpenFailure| match failure {
         OpenFailure::Library(cause) => failed(OpenErrorKind::WrongType, cause),
@@ -131,7 +131,7 @@ fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<Share
         }
     };
     let call = |error| refused(OpenFailure::Call(error));
-    let handle = Handle::open(name, writable, &|now| *stage.lock() = now).map_err(refused)?;
+    let handle = ImageHandle::open(name, writable, &|now| *stage.lock() = now).map_err(refused)?;
     if writable {
         if !handle.has_lock().map_err(call)? {
             let cause = format!(
@@ -165,14 +165,14 @@ fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<Share
     let identity = handle.identity().map_err(call)?;
     // Under the lock, so that no client changes it.
     let holder = handle.holder().map_err(call)?;
-    let shared = Shared::new(handle, name, (size, sectors), writable, identity, holder);
+    let shared = SharedImage::new(handle, name, (size, sectors), writable, identity, holder);
     let bell = shared.bell.clone();
     shared.handle.watch(Box::new(move || bell.ring(|news| news.look = true))).map_err(call)?;
     Ok(shared)
 }
 
 /// Takes the lock, from `owner` if there is one.
-fn lock(name: &RbdName, handle: &Handle, owner: Option<String>) -> Result<(), OpenError> {
+fn lock(name: &RbdName, handle: &ImageHandle, owner: Option<String>) -> Result<(), OpenError> {
     if let Some(owner) = &owner {
         tracing::info!(device = %name, owner, "the image is locked; if the owner does not answer, it is fenced and the lock is taken over");
     }
@@ -198,7 +198,7 @@ fn lock(name: &RbdName, handle: &Handle, owner: Option<String>) -> Result<(), Op
 }
 
 /// Watches size and lock, and records claims, until the image is unused.
-fn watch(shared: &Arc<Shared>) {
+fn watch(shared: &Arc<SharedImage>) {
     let mut recording: Vec<JoinHandle<()>> = Vec::new();
     loop {
         let mut news = shared.bell.news.lock();
@@ -241,7 +241,7 @@ fn watch(shared: &Arc<Shared>) {
 
 /// Records a claim on a thread of its own: the call may wait for ever, and must not keep the
 /// image's thread from asking for the lock.
-fn record(shared: &Arc<Shared>, claim: Arc<Claim>) -> Option<JoinHandle<()>> {
+fn record(shared: &Arc<SharedImage>, claim: Arc<ImageClaim>) -> Option<JoinHandle<()>> {
     let (own, recorded) = (shared.clone(), claim.clone());
     let alive = Alive::enter();
     let thread = Builder::new().name("rbd-claim".to_owned()).spawn(move || {
@@ -261,7 +261,7 @@ fn record(shared: &Arc<Shared>, claim: Arc<Claim>) -> Option<JoinHandle<()>> {
 }
 
 /// Evaluates the error of an operation for the state of the lock.
-pub(crate) fn judge(shared: &Shared, errno: i32) {
+pub(crate) fn judge(shared: &SharedImage, errno: i32) {
     match errno {
         libc::ESHUTDOWN => shared.lose(FENCED),
         libc::EROFS if shared.writable => shared.lose(UNLOCKED),

@@ -10,7 +10,7 @@ use forebay_threads::{Mutex, sleep};
 use crate::clients::{Clients, Failed};
 use crate::command::VOLUMES;
 use crate::model::{BLOCKS, Model, origin_of};
-use crate::notes::Notes;
+use crate::notes::WorldNotes;
 
 /// Size of a block.
 pub(crate) const BLOCK: u64 = 4096;
@@ -23,16 +23,16 @@ pub(crate) fn value_of(data: &[u8]) -> u64 {
 }
 
 /// See the module.
-pub(crate) struct Client {
+pub(crate) struct OriginClient {
     pub(crate) clients: Arc<Clients>,
     pub(crate) model: Arc<Mutex<Model>>,
-    pub(crate) notes: Arc<Mutex<Notes>>,
+    pub(crate) notes: Arc<Mutex<WorldNotes>>,
     pub(crate) ending: Arc<AtomicBool>,
     pub(crate) origin: usize,
     pub(crate) rng: fastrand::Rng,
 }
 
-impl Client {
+impl OriginClient {
     /// Reads, writes and flushes until the end.
     pub(crate) fn run(mut self) {
         while !self.ending.load(Ordering::SeqCst) {

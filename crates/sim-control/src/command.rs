@@ -71,7 +71,7 @@ impl Verb {
 
 /// A command to a daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Command {
+pub(crate) struct OperatorCommand {
     pub(crate) verb: Verb,
     /// Index in [`VOLUMES`].
     pub(crate) volume: usize,
@@ -120,13 +120,13 @@ impl Report {
 /// A command with its report.
 #[derive(Clone, Debug)]
 pub(crate) struct Issued {
-    pub(crate) command: Command,
+    pub(crate) command: OperatorCommand,
     /// `None`: it was refused before it became an operation.
     pub(crate) id: Option<OperationId>,
     pub(crate) report: Report,
 }
 
-impl Command {
+impl OperatorCommand {
     fn name(&self) -> &'static str {
         VOLUMES[self.volume].0
     }

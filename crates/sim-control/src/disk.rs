@@ -14,26 +14,30 @@ use forebay_device::{
 };
 use forebay_threads::Simulation;
 
-use crate::media::{Action, Claim, Health, Media, latency};
+use crate::media::{Action, DiskClaim, Health, Media, latency};
 
 /// Interval at which a queue checks whether a hung disk answers again.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// An open disk.
-pub(crate) struct Disk {
+pub(crate) struct OpenDisk {
     media: Arc<Media>,
     /// `None`: the disk is shared with all.
-    claim: Option<Arc<Claim>>,
+    claim: Option<Arc<DiskClaim>>,
     reading_only: bool,
 }
 
-impl Disk {
-    pub(crate) fn new(media: Arc<Media>, claim: Option<Arc<Claim>>, reading_only: bool) -> Self {
-        Disk { media, claim, reading_only }
+impl OpenDisk {
+    pub(crate) fn new(
+        media: Arc<Media>,
+        claim: Option<Arc<DiskClaim>>,
+        reading_only: bool,
+    ) -> Self {
+        OpenDisk { media, claim, reading_only }
     }
 }
 
-impl Device for Disk {
+impl Device for OpenDisk {
     fn name(&self) -> &str {
         &self.media.name
     }
@@ -59,7 +63,7 @@ impl Device for Disk {
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        Ok(Rc::new(Queue {
+        Ok(Rc::new(OpenDiskQueue {
             media: self.media.clone(),
             _claim: self.claim.clone(),
             clock: context.clock.clone(),
@@ -68,7 +72,7 @@ impl Device for Disk {
     }
 }
 
-struct InFlight {
+struct PendingOp {
     id: u64,
     what: &'static str,
     action: Action,
@@ -79,14 +83,14 @@ struct InFlight {
 #[derive(Default)]
 struct State {
     last: u64,
-    in_flight: BTreeMap<(Nanos, u64), InFlight>,
+    in_flight: BTreeMap<(Nanos, u64), PendingOp>,
     done: BTreeMap<u64, DeviceDone>,
     wakers: BTreeMap<u64, Waker>,
 }
 
-struct Queue {
+struct OpenDiskQueue {
     media: Arc<Media>,
-    _claim: Option<Arc<Claim>>,
+    _claim: Option<Arc<DiskClaim>>,
     clock: Arc<dyn Clock>,
     state: RefCell<State>,
 }
@@ -95,7 +99,7 @@ fn is_ending() -> bool {
     Simulation::current().is_some_and(|simulation| simulation.is_ending())
 }
 
-impl DeviceQueue for Queue {
+impl DeviceQueue for OpenDiskQueue {
     fn start(&self, op: DeviceOp) -> OpId {
         let state = &mut *self.state.borrow_mut();
         state.last += 1;
@@ -105,7 +109,7 @@ impl DeviceQueue for Queue {
             let what = op.what();
             let (action, offset, buf) = Action::of(op);
             let due = self.clock.now().0 + latency(self.media.number, offset).0;
-            state.in_flight.insert((Nanos(due), id), InFlight { id, what, action, offset, buf });
+            state.in_flight.insert((Nanos(due), id), PendingOp { id, what, action, offset, buf });
         }
         OpId(id)
     }
@@ -139,7 +143,7 @@ impl DeviceQueue for Queue {
                 else {
                     return;
                 };
-                let InFlight { id, what, action, offset, mut buf } = first.remove();
+                let PendingOp { id, what, action, offset, mut buf } = first.remove();
                 let ran = self.media.run(&action, offset, buf.as_mut());
                 let result = ran.map_err(|kind| self.error(kind, what, offset));
                 state.done.insert(id, DeviceDone { result, buf });
@@ -161,14 +165,14 @@ impl DeviceQueue for Queue {
     }
 }
 
-impl Queue {
+impl OpenDiskQueue {
     fn error(&self, kind: DeviceErrorKind, what: &'static str, offset: u64) -> DeviceError {
         let cause = "injected by the simulator".into();
         DeviceError { kind, device: self.media.name.as_str().into(), what, offset, cause }
     }
 }
 
-impl Drop for Queue {
+impl Drop for OpenDiskQueue {
     fn drop(&mut self) {
         for operation in std::mem::take(&mut self.state.get_mut().in_flight).into_values() {
             self.media.is_late(operation.action);

@@ -36,7 +36,7 @@ use forebay_threads::{Plan, Simulation};
 use parking_lot::Mutex;
 use tracing_subscriber::EnvFilter;
 
-use notes::Notes;
+use notes::WorldNotes;
 use script::{Enumerated, Script};
 
 /// Puts commands in each other's way, and judges their effects by their reports.
@@ -86,26 +86,26 @@ struct Args {
 }
 
 /// Identifies a world: the seed of a random script, or the number of an enumerated one.
-type World = (Option<Enumerated>, u64);
+type WorldId = (Option<Enumerated>, u64);
 
 /// A world that takes more steps than this counts as endless. Most worlds take a hundredth of them.
 const MOST_STEPS: u64 = 1_000_000;
 
 /// The result of a seed.
 struct Ran {
-    notes: Notes,
+    notes: WorldNotes,
     steps: u64,
     time: Duration,
 }
 
-fn run((enumerated, seed): World) -> Ran {
+fn run((enumerated, seed): WorldId) -> Ran {
     let script = match enumerated {
         Some(what) => Script::enumerated(what, seed),
         None => Script::random(seed),
     };
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
     let dir = dir.expect("a directory for the world");
-    let notes = Arc::new(forebay_threads::Mutex::new(Notes::default()));
+    let notes = Arc::new(forebay_threads::Mutex::new(WorldNotes::default()));
     let (own_notes, path) = (notes.clone(), dir.path().to_owned());
     let plan = Plan::seed(seed).every_lock(false).most_steps(MOST_STEPS);
     let outcome = Simulation::run(plan, move || world::World::new(path, script, own_notes).run());
@@ -168,7 +168,7 @@ struct Summary {
     commands: u64,
     requests: u64,
     steps: u64,
-    failed: Vec<(World, Vec<String>)>,
+    failed: Vec<(WorldId, Vec<String>)>,
     time: Duration,
 }
 
@@ -177,7 +177,7 @@ fn many(
     args: &Args,
     most: u64,
     max_failures: usize,
-    world: impl Fn(u64) -> World + Sync,
+    world: impl Fn(u64) -> WorldId + Sync,
 ) -> Summary {
     let (begun, summary) = (Instant::now(), Mutex::new(Summary::default()));
     let work = || {
@@ -213,7 +213,7 @@ fn many(
 /// so that a test that runs often takes seconds; from another `--start` the search is a fresh one.
 const KNOWN: &str = include_str!("../planted-seeds.txt");
 
-fn known_world(bug: &str) -> Option<World> {
+fn known_world(bug: &str) -> Option<WorldId> {
     let mut lines = KNOWN.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     match lines.find(|words| words.first() == Some(&bug))?[..] {
         [_, kind, number] => Some((Enumerated::from_str(kind, true).ok(), number.parse().ok()?)),

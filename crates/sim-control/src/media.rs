@@ -147,14 +147,14 @@ impl Media {
     }
 
     /// Claims it, or says that it is claimed.
-    pub(crate) fn claim(self: &Arc<Self>) -> Option<Arc<Claim>> {
+    pub(crate) fn claim(self: &Arc<Self>) -> Option<Arc<DiskClaim>> {
         let mut state = self.state();
         if state.claims > 0 {
             return None;
         }
         state.claims += 1;
         tracing::debug!(disk = self.name, process = state.process, "claimed");
-        Some(Arc::new(Claim(self.clone(), state.process)))
+        Some(Arc::new(DiskClaim(self.clone(), state.process)))
     }
 
     pub(crate) fn is_claimed(&self) -> bool {
@@ -349,9 +349,9 @@ impl State {
 
 /// Keeps other users of a disk out.
 #[derive(Debug)]
-pub(crate) struct Claim(Arc<Media>, u64);
+pub(crate) struct DiskClaim(Arc<Media>, u64);
 
-impl Drop for Claim {
+impl Drop for DiskClaim {
     fn drop(&mut self) {
         let mut state = self.0.state();
         // The claims of a killed process ended with it.

@@ -9,7 +9,7 @@ use crate::shelf::{REMOTE, Shelf};
 
 /// The possible states of a volume, as its operators know them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Volume {
+pub(crate) struct VolumeModel {
     pub(crate) started: bool,
     pub(crate) dirty_high: u64,
     pub(crate) through: bool,
@@ -38,7 +38,7 @@ pub(crate) const BLOCKS: usize = 5;
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     /// The possible states of each volume; `None`: it does not exist.
-    pub(crate) volumes: [BTreeSet<Option<Volume>>; VOLUMES.len()],
+    pub(crate) volumes: [BTreeSet<Option<VolumeModel>>; VOLUMES.len()],
     /// The blocks of the origins, in the order of [`origin_of`].
     pub(crate) blocks: [[Block; BLOCKS]; ORIGINS.len()],
     /// Commands in progress that may discard dirty blocks, by origin.
@@ -114,7 +114,7 @@ impl Model {
         let listed = list["volumes"].as_array().cloned().unwrap_or_default();
         for (index, (name, _)) in VOLUMES.iter().enumerate() {
             let listed_as = listed.iter().find(|volume| volume["name"] == *name);
-            let found = listed_as.map(|volume| Volume {
+            let found = listed_as.map(|volume| VolumeModel {
                 started: volume["state"] != "stopped",
                 dirty_high: volume["settings"]["dirty_high"].as_u64().unwrap_or(0),
                 through: volume["settings"]["mode"] == "writethrough",
@@ -255,11 +255,16 @@ impl Block {
     }
 }
 
-fn effect(verb: Verb, state: &Option<Volume>) -> Option<Volume> {
+fn effect(verb: Verb, state: &Option<VolumeModel>) -> Option<VolumeModel> {
     let mut next = state.clone();
     match (verb, &mut next) {
         (Verb::Create { cache, .. }, None) => {
-            return Some(Volume { started: true, dirty_high: DIRTY_HIGH, through: false, cache });
+            return Some(VolumeModel {
+                started: true,
+                dirty_high: DIRTY_HIGH,
+                through: false,
+                cache,
+            });
         }
         (Verb::Delete { .. }, _) => return None,
         (Verb::Start { .. }, Some(volume)) => volume.started = true,

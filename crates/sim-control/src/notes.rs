@@ -4,7 +4,7 @@ use forebay_threads::{Mutex, Simulation};
 
 /// Violations and events of a world.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Notes {
+pub(crate) struct WorldNotes {
     pub(crate) wrong: Vec<String>,
     pub(crate) events: Vec<String>,
     pub(crate) commands: u64,
@@ -12,7 +12,7 @@ pub(crate) struct Notes {
 }
 
 /// Adds an event, with the virtual time.
-pub(crate) fn note(notes: &Mutex<Notes>, what: impl std::fmt::Display) {
+pub(crate) fn note(notes: &Mutex<WorldNotes>, what: impl std::fmt::Display) {
     let now = Simulation::current().map_or(0, |it| it.clock().now().0 / 1_000_000);
     let event = format!("{now:>8} ms  {what}");
     tracing::info!("{event}");

@@ -8,9 +8,9 @@ use forebay_daemon::embedded::Embedded;
 use forebay_threads::{Instant, Mutex, sleep};
 use serde_json::Value;
 
-use crate::command::{CACHES, Command, Issued, Report, VOLUMES, Verb};
+use crate::command::{CACHES, Issued, OperatorCommand, Report, VOLUMES, Verb};
 use crate::model::{Model, origin_of};
-use crate::notes::{Notes, note};
+use crate::notes::{WorldNotes, note};
 use crate::shelf::Shelf;
 
 /// Returns two operations that run on one volume at once, although the later one does not supersede
@@ -51,8 +51,8 @@ pub(crate) fn give(
     daemon: &Embedded,
     shelf: &Shelf,
     model: &Mutex<Model>,
-    (issued, notes): (&Mutex<Vec<Issued>>, &Mutex<Notes>),
-    command: Command,
+    (issued, notes): (&Mutex<Vec<Issued>>, &Mutex<WorldNotes>),
+    command: OperatorCommand,
 ) -> Report {
     // If the daemon is killed meanwhile, this is all that its operator knows.
     let place = {
@@ -94,8 +94,8 @@ pub(crate) fn give(
 fn check_let_go(
     daemon: &Embedded,
     shelf: &Shelf,
-    (issued, notes): (&Mutex<Vec<Issued>>, &Mutex<Notes>),
-    (command, place): (Command, usize),
+    (issued, notes): (&Mutex<Vec<Issued>>, &Mutex<WorldNotes>),
+    (command, place): (OperatorCommand, usize),
 ) {
     let (name, origin) = VOLUMES[command.volume];
     let path = format!("/v1/reports/{name}");

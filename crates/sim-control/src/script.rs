@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use forebay_daemon::faults::Fault;
 
-use crate::command::{CACHES, Command, MOVED, VOLUMES, Verb};
+use crate::command::{CACHES, MOVED, OperatorCommand, VOLUMES, Verb};
 use crate::media::Health;
 use crate::shelf::REMOTE;
 
 /// The end of a life of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum LifeEnd {
     /// SIGTERM, once all commands have ended.
     Rest,
     /// SIGTERM, this long after the start.
@@ -30,12 +30,12 @@ pub(crate) struct Trouble {
     pub(crate) after: Duration,
     /// Index in [`DISKS`].
     pub(crate) disk: usize,
-    pub(crate) change: Change,
+    pub(crate) change: DiskChange,
 }
 
 /// A change of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum DiskChange {
     Health(Health),
     /// Another system takes it for itself, if nothing has claimed it.
     Taken,
@@ -48,24 +48,24 @@ pub(crate) const DISKS: [&str; 6] = ["o1", "o2", "c1", "c2", "foreign", REMOTE];
 
 /// One life of a daemon.
 #[derive(Clone, Debug)]
-pub(crate) struct Life {
+pub(crate) struct DaemonLife {
     /// The commands of operators: each operator gives one after the other, with pauses before them.
-    pub(crate) operators: Vec<Vec<(Duration, Command)>>,
+    pub(crate) operators: Vec<Vec<(Duration, OperatorCommand)>>,
     pub(crate) trouble: Vec<Trouble>,
     /// Index in [`DISKS`] of one that hangs already when the daemon starts.
     pub(crate) hung: Option<usize>,
     /// Whether the first cache device has another name during this life.
     pub(crate) renamed: bool,
-    pub(crate) end: End,
+    pub(crate) end: LifeEnd,
 }
 
-impl Life {
+impl DaemonLife {
     /// Whether something hangs.
     pub(crate) fn hangs(&self) -> bool {
         let hangs = |trouble: &Trouble| {
             matches!(
                 trouble.change,
-                Change::Health(Health::Hangs) | Change::State(Some(Fault::Hangs))
+                DiskChange::Health(Health::Hangs) | DiskChange::State(Some(Fault::Hangs))
             )
         };
         self.hung.is_some() || self.trouble.iter().any(hangs)
@@ -78,8 +78,8 @@ pub(crate) struct Script {
     pub(crate) seed: u64,
     /// Commands that are given before the lives begin, one after the other, with nothing in their
     /// way.
-    pub(crate) before: Vec<Command>,
-    pub(crate) lives: Vec<Life>,
+    pub(crate) before: Vec<OperatorCommand>,
+    pub(crate) lives: Vec<DaemonLife>,
     /// Whether clients read and write.
     pub(crate) clients: bool,
 }
@@ -95,7 +95,7 @@ fn millis(rng: &mut fastrand::Rng, most: u64) -> Duration {
 /// whose commands get in each other's way more often.
 const RIVALS: [&[usize]; 4] = [&[0, 2], &[3, 4], &[0], &[3]];
 
-fn random_command(rng: &mut fastrand::Rng, volumes: &[usize]) -> Command {
+fn random_command(rng: &mut fastrand::Rng, volumes: &[usize]) -> OperatorCommand {
     let verb = match rng.u32(0..15) {
         0..=2 => Verb::Create { cache: rng.usize(0..2), force: rng.u32(0..4) == 0 },
         3 => Verb::Create { cache: 2, force: rng.bool() },
@@ -110,10 +110,10 @@ fn random_command(rng: &mut fastrand::Rng, volumes: &[usize]) -> Command {
         _ => Verb::Delete { discard: true },
     };
     let cancel = (rng.u32(0..4) == 0).then(|| millis(rng, 4000));
-    Command { verb, volume: volumes[rng.usize(0..volumes.len())], cancel }
+    OperatorCommand { verb, volume: volumes[rng.usize(0..volumes.len())], cancel }
 }
 
-fn random_life(rng: &mut fastrand::Rng, failing: bool, volumes: &[usize]) -> Life {
+fn random_life(rng: &mut fastrand::Rng, failing: bool, volumes: &[usize]) -> DaemonLife {
     let operators = (0..rng.usize(1..=3))
         .map(|_| {
             let commands =
@@ -129,45 +129,49 @@ fn random_life(rng: &mut fastrand::Rng, failing: bool, volumes: &[usize]) -> Lif
             1 if failing => Health::Fails,
             _ => Health::Hangs,
         };
-        trouble.push(Trouble { after: millis(rng, 3000), disk, change: Change::Health(health) });
+        trouble.push(Trouble {
+            after: millis(rng, 3000),
+            disk,
+            change: DiskChange::Health(health),
+        });
         let most = if rng.bool() { 3000 } else { 200_000 };
         let lasts = millis(rng, most);
-        trouble.push(Trouble { after: lasts, disk, change: Change::Health(Health::Good) });
+        trouble.push(Trouble { after: lasts, disk, change: DiskChange::Health(Health::Good) });
     }
     if rng.u32(0..3) == 0 {
         let (after, disk) = (millis(rng, 3000), rng.usize(3..5));
         let place = rng.usize(0..=trouble.len());
-        trouble.insert(place, Trouble { after, disk, change: Change::Taken });
+        trouble.insert(place, Trouble { after, disk, change: DiskChange::Taken });
     }
     if rng.u32(0..6) == 0 {
         let fault = [Fault::Hangs, Fault::Full, Fault::NotSynced][rng.usize(0..3)];
         let place = rng.usize(0..=trouble.len());
         let most = if rng.bool() { 3000 } else { 60_000 };
-        let state = |after, fault| Trouble { after, disk: 0, change: Change::State(fault) };
+        let state = |after, fault| Trouble { after, disk: 0, change: DiskChange::State(fault) };
         trouble.insert(place, state(millis(rng, most), None));
         trouble.insert(place, state(millis(rng, 3000), Some(fault)));
     }
     let hung = (rng.u32(0..6) == 0).then(|| rng.usize(0..DISKS.len()));
     if let Some(disk) = hung {
-        let heals = Change::Health(Health::Good);
+        let heals = DiskChange::Health(Health::Good);
         trouble.insert(0, Trouble { after: millis(rng, 60_000), disk, change: heals });
     }
     let renamed = rng.u32(0..6) == 0;
     let end = match rng.u32(0..7) {
         // It has to be known afterwards which volumes use the other name.
-        _ if renamed => End::Rest,
-        0 | 1 => End::Rest,
-        2 => End::HandOver,
-        3 => End::Stop(millis(rng, 8000)),
-        4 => End::PowerCut(millis(rng, 8000)),
-        _ => End::Kill(millis(rng, 8000)),
+        _ if renamed => LifeEnd::Rest,
+        0 | 1 => LifeEnd::Rest,
+        2 => LifeEnd::HandOver,
+        3 => LifeEnd::Stop(millis(rng, 8000)),
+        4 => LifeEnd::PowerCut(millis(rng, 8000)),
+        _ => LifeEnd::Kill(millis(rng, 8000)),
     };
-    Life { operators, trouble, hung, renamed, end }
+    DaemonLife { operators, trouble, hung, renamed, end }
 }
 
 /// Obstacles for the commands of an enumerated script.
 #[derive(Clone, Copy, Debug)]
-enum Obstacle {
+enum ScriptObstacle {
     None,
     /// The first one is cancelled after so long.
     Cancel(u64),
@@ -188,32 +192,32 @@ enum Obstacle {
     Taken,
 }
 
-const OBSTACLES: [Obstacle; 24] = [
-    Obstacle::None,
-    Obstacle::Cancel(0),
-    Obstacle::Cancel(3),
-    Obstacle::Hang(0, 2),
-    Obstacle::Hang(0, 45),
-    Obstacle::Hang(2, 2),
-    Obstacle::Hang(2, 45),
-    Obstacle::Kill(2),
-    Obstacle::Kill(15),
-    Obstacle::Kill(40),
-    Obstacle::Stop(5),
-    Obstacle::HandOver,
-    Obstacle::Taken,
-    Obstacle::Hang(5, 45),
-    Obstacle::HangAndCancel(2, 0, 0),
+const OBSTACLES: [ScriptObstacle; 24] = [
+    ScriptObstacle::None,
+    ScriptObstacle::Cancel(0),
+    ScriptObstacle::Cancel(3),
+    ScriptObstacle::Hang(0, 2),
+    ScriptObstacle::Hang(0, 45),
+    ScriptObstacle::Hang(2, 2),
+    ScriptObstacle::Hang(2, 45),
+    ScriptObstacle::Kill(2),
+    ScriptObstacle::Kill(15),
+    ScriptObstacle::Kill(40),
+    ScriptObstacle::Stop(5),
+    ScriptObstacle::HandOver,
+    ScriptObstacle::Taken,
+    ScriptObstacle::Hang(5, 45),
+    ScriptObstacle::HangAndCancel(2, 0, 0),
     // A creation has begun to format by then.
-    Obstacle::HangAndCancel(2, 36, 0),
-    Obstacle::HangAndCancel(2, 0, 1),
-    Obstacle::HangAndCancel(5, 0, 0),
-    Obstacle::StateHangs(1500),
-    Obstacle::StateHangs(2500),
-    Obstacle::StateHangs(20_000),
-    Obstacle::FailsWrites(0, 0),
-    Obstacle::FailsWrites(2, 0),
-    Obstacle::FailsWrites(2, 3),
+    ScriptObstacle::HangAndCancel(2, 36, 0),
+    ScriptObstacle::HangAndCancel(2, 0, 1),
+    ScriptObstacle::HangAndCancel(5, 0, 0),
+    ScriptObstacle::StateHangs(1500),
+    ScriptObstacle::StateHangs(2500),
+    ScriptObstacle::StateHangs(20_000),
+    ScriptObstacle::FailsWrites(0, 0),
+    ScriptObstacle::FailsWrites(2, 0),
+    ScriptObstacle::FailsWrites(2, 3),
 ];
 
 /// The state that the first command finds.
@@ -227,8 +231,8 @@ enum Before {
 }
 
 impl Before {
-    fn commands(self) -> Vec<Command> {
-        let plain = |verb, volume| Command { verb, volume, cancel: None };
+    fn commands(self) -> Vec<OperatorCommand> {
+        let plain = |verb, volume| OperatorCommand { verb, volume, cancel: None };
         let create = |volume| plain(Verb::Create { cache: 0, force: false }, volume);
         match self {
             Before::Served => vec![create(0), create(1)],
@@ -269,7 +273,7 @@ pub(crate) enum Enumerated {
 }
 
 fn hang(disk: usize, after: u64, seconds: u64) -> Vec<Trouble> {
-    let change = |after, health| Trouble { after, disk, change: Change::Health(health) };
+    let change = |after, health| Trouble { after, disk, change: DiskChange::Health(health) };
     vec![
         change(Duration::from_millis(after), Health::Hangs),
         change(Duration::from_secs(seconds), Health::Good),
@@ -277,28 +281,28 @@ fn hang(disk: usize, after: u64, seconds: u64) -> Vec<Trouble> {
 }
 
 /// Returns the effect of an obstacle on disks and the state directory.
-fn trouble_of(obstacle: Obstacle) -> Vec<Trouble> {
+fn trouble_of(obstacle: ScriptObstacle) -> Vec<Trouble> {
     match obstacle {
-        Obstacle::Hang(disk, seconds) => hang(disk, 0, seconds),
-        Obstacle::HangAndCancel(disk, after, _) => hang(disk, after, 20),
-        Obstacle::FailsWrites(disk, after) => vec![Trouble {
+        ScriptObstacle::Hang(disk, seconds) => hang(disk, 0, seconds),
+        ScriptObstacle::HangAndCancel(disk, after, _) => hang(disk, after, 20),
+        ScriptObstacle::FailsWrites(disk, after) => vec![Trouble {
             after: Duration::from_millis(after),
             disk,
-            change: Change::Health(Health::FailsWrites),
+            change: DiskChange::Health(Health::FailsWrites),
         }],
-        Obstacle::StateHangs(after) => vec![Trouble {
+        ScriptObstacle::StateHangs(after) => vec![Trouble {
             after: Duration::from_micros(after),
             disk: 0,
-            change: Change::State(Some(Fault::Hangs)),
+            change: DiskChange::State(Some(Fault::Hangs)),
         }],
-        Obstacle::Taken => vec![
-            Trouble { after: Duration::ZERO, disk: 5, change: Change::Health(Health::Hangs) },
-            Trouble { after: Duration::from_secs(1), disk: 3, change: Change::Taken },
-            Trouble { after: Duration::ZERO, disk: 4, change: Change::Taken },
+        ScriptObstacle::Taken => vec![
+            Trouble { after: Duration::ZERO, disk: 5, change: DiskChange::Health(Health::Hangs) },
+            Trouble { after: Duration::from_secs(1), disk: 3, change: DiskChange::Taken },
+            Trouble { after: Duration::ZERO, disk: 4, change: DiskChange::Taken },
             Trouble {
                 after: Duration::from_secs(1),
                 disk: 5,
-                change: Change::Health(Health::Good),
+                change: DiskChange::Health(Health::Good),
             },
         ],
         _ => Vec::new(),
@@ -348,16 +352,16 @@ impl Script {
         let disk = HUNG[take(&mut rest, HUNG.len())];
         let heals = Duration::from_secs(HEALS[take(&mut rest, HEALS.len())]);
         let given = Duration::from_secs(COMMANDED[take(&mut rest, COMMANDED.len())]);
-        let none = Life {
+        let none = DaemonLife {
             operators: Vec::new(),
             trouble: Vec::new(),
             hung: None,
             renamed: false,
-            end: End::Rest,
+            end: LifeEnd::Rest,
         };
-        let heals = Trouble { after: heals, disk, change: Change::Health(Health::Good) };
-        let hung = Life {
-            operators: vec![vec![(given, Command { verb, volume, cancel: None })]],
+        let heals = Trouble { after: heals, disk, change: DiskChange::Health(Health::Good) };
+        let hung = DaemonLife {
+            operators: vec![vec![(given, OperatorCommand { verb, volume, cancel: None })]],
             trouble: vec![heals],
             hung: Some(disk),
             ..none.clone()
@@ -381,21 +385,21 @@ impl Script {
         let (together, obstacle) = match what {
             Enumerated::Pairs => (take(2) == 1, OBSTACLES[take(OBSTACLES.len())]),
             Enumerated::Triples => (true, OBSTACLES[number as usize % OBSTACLES.len()]),
-            Enumerated::Kills | Enumerated::HungStarts => (true, Obstacle::None),
+            Enumerated::Kills | Enumerated::HungStarts => (true, ScriptObstacle::None),
         };
         let before = before.commands();
         let second = match obstacle {
             _ if together => Duration::ZERO,
-            Obstacle::HangAndCancel(..) => GIVEN_UP,
+            ScriptObstacle::HangAndCancel(..) => GIVEN_UP,
             _ => Duration::from_millis(8),
         };
         let mut operators = Vec::new();
         for (place, verb) in verbs.into_iter().enumerate() {
             let volume = if place == 1 { other } else { first };
-            let mut command = Command { verb, volume, cancel: None };
+            let mut command = OperatorCommand { verb, volume, cancel: None };
             command.cancel = match obstacle {
-                Obstacle::Cancel(after) if place == 0 => Some(Duration::from_millis(after)),
-                Obstacle::HangAndCancel(_, _, cancelled) if place == cancelled => {
+                ScriptObstacle::Cancel(after) if place == 0 => Some(Duration::from_millis(after)),
+                ScriptObstacle::HangAndCancel(_, _, cancelled) if place == cancelled => {
                     Some(GIVEN_UP / 6)
                 }
                 _ => None,
@@ -404,14 +408,14 @@ impl Script {
         }
         let trouble = trouble_of(obstacle);
         let end = match (what, obstacle) {
-            (Enumerated::Kills, _) => End::Kill(APART * (take(KILLS as usize) as u32)),
-            (_, Obstacle::Kill(after)) => End::Kill(Duration::from_millis(after)),
-            (_, Obstacle::StateHangs(_)) => End::Kill(GIVEN_UP / 2),
-            (_, Obstacle::Stop(after)) => End::Stop(Duration::from_millis(after)),
-            (_, Obstacle::HandOver) => End::HandOver,
-            _ => End::Rest,
+            (Enumerated::Kills, _) => LifeEnd::Kill(APART * (take(KILLS as usize) as u32)),
+            (_, ScriptObstacle::Kill(after)) => LifeEnd::Kill(Duration::from_millis(after)),
+            (_, ScriptObstacle::StateHangs(_)) => LifeEnd::Kill(GIVEN_UP / 2),
+            (_, ScriptObstacle::Stop(after)) => LifeEnd::Stop(Duration::from_millis(after)),
+            (_, ScriptObstacle::HandOver) => LifeEnd::HandOver,
+            _ => LifeEnd::Rest,
         };
-        let lives = vec![Life { operators, trouble, hung: None, renamed: false, end }];
+        let lives = vec![DaemonLife { operators, trouble, hung: None, renamed: false, end }];
         Script { seed: number, before, lives, clients: true }
     }
 
@@ -419,7 +423,7 @@ impl Script {
     pub(crate) fn random(seed: u64) -> Self {
         let rng = &mut fastrand::Rng::with_seed(seed);
         let failing = rng.u32(0..3) == 0;
-        let create = |volume, cache| Command {
+        let create = |volume, cache| OperatorCommand {
             verb: Verb::Create { cache, force: false },
             volume,
             cancel: None,
@@ -441,7 +445,7 @@ impl Script {
     pub(crate) fn troubles_caches(&self) -> bool {
         let mut all = self.lives.iter().flat_map(|life| &life.trouble);
         all.any(|trouble| {
-            CACHES.contains(&DISKS[trouble.disk]) && matches!(trouble.change, Change::Health(_))
+            CACHES.contains(&DISKS[trouble.disk]) && matches!(trouble.change, DiskChange::Health(_))
         })
     }
 
@@ -449,7 +453,7 @@ impl Script {
     pub(crate) fn fails(&self) -> bool {
         let mut all = self.lives.iter().flat_map(|life| &life.trouble);
         all.any(|trouble| {
-            matches!(trouble.change, Change::Health(Health::Fails | Health::FailsWrites))
+            matches!(trouble.change, DiskChange::Health(Health::Fails | Health::FailsWrites))
         })
     }
 }

@@ -13,7 +13,7 @@ use forebay_device::{Access, Device, DeviceSpec, OpenError, OpenErrorKind, RamDe
 use forebay_threads::{Simulation, sleep};
 use parking_lot::Mutex;
 
-use crate::disk::Disk;
+use crate::disk::OpenDisk;
 use crate::media::{Health, Media};
 
 /// An origin that nothing keeps two users from opening.
@@ -23,14 +23,14 @@ pub(crate) const REMOTE: &str = "nbd://localhost/disk";
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Filesystem and inode of a file.
-type Key = (u64, u64);
+type FileKey = (u64, u64);
 
 /// See the module.
 pub(crate) struct Shelf {
     dir: PathBuf,
     /// The disk of another machine, which any system may open.
     remote: Arc<Media>,
-    media: Mutex<BTreeMap<Key, Arc<Media>>>,
+    media: Mutex<BTreeMap<FileKey, Arc<Media>>>,
 }
 
 impl Shelf {
@@ -108,7 +108,7 @@ impl Opener for Shelf {
                 sleep(LOOK);
             }
             let reads = access != Access::Exclusive;
-            return Ok(Arc::new(Disk::new(self.remote.clone(), None, reads)));
+            return Ok(Arc::new(OpenDisk::new(self.remote.clone(), None, reads)));
         }
         let Some(path) = spec.path() else {
             let ram = RamDevice::new("ram", spec.size().unwrap_or(1 << 20));
@@ -131,6 +131,6 @@ impl Opener for Shelf {
             }
             Access::Shared | Access::Unlocked => None,
         };
-        Ok(Arc::new(Disk::new(media, claim, access != Access::Exclusive)))
+        Ok(Arc::new(OpenDisk::new(media, claim, access != Access::Exclusive)))
     }
 }

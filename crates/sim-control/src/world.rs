@@ -15,14 +15,14 @@ use forebay_engine::FrontEnd;
 use forebay_threads::{Instant, JoinHandle, Mutex, Simulation, sleep, spawn};
 use serde_json::Value;
 
-use crate::client::{BLOCK, Client, STEP, value_of};
+use crate::client::{BLOCK, OriginClient, STEP, value_of};
 use crate::clients::{Clients, clients};
-use crate::command::{CACHES, Command, Issued, MOVED, Report, VOLUMES, Verb};
+use crate::command::{CACHES, Issued, MOVED, OperatorCommand, Report, VOLUMES, Verb};
 use crate::media::{Health, Media};
-use crate::model::{BLOCKS, Model, ORIGINS, Volume, origin_of};
-use crate::notes::{Notes, note};
+use crate::model::{BLOCKS, Model, ORIGINS, VolumeModel, origin_of};
+use crate::notes::{WorldNotes, note};
 use crate::operators::{crowd, end_consent, give};
-use crate::script::{Change, DISKS, End, Life, Script};
+use crate::script::{DISKS, DaemonLife, DiskChange, LifeEnd, Script};
 use crate::shelf::{REMOTE, Shelf};
 
 /// Size of the origins, in bytes.
@@ -44,7 +44,7 @@ pub(crate) struct World {
     dir: PathBuf,
     shelf: Arc<Shelf>,
     model: Arc<Mutex<Model>>,
-    notes: Arc<Mutex<Notes>>,
+    notes: Arc<Mutex<WorldNotes>>,
     script: Script,
     rng: fastrand::Rng,
     hand_overs: u64,
@@ -63,7 +63,7 @@ enum Cut {
 }
 
 /// A daemon with its clients and operators.
-struct Running {
+struct RunningDaemon {
     daemon: Arc<Embedded>,
     clients: Arc<Clients>,
     issued: Arc<Mutex<Vec<Issued>>>,
@@ -77,7 +77,7 @@ struct Running {
 
 impl World {
     /// Makes a world in an empty directory.
-    pub(crate) fn new(dir: PathBuf, script: Script, notes: Arc<Mutex<Notes>>) -> Self {
+    pub(crate) fn new(dir: PathBuf, script: Script, notes: Arc<Mutex<WorldNotes>>) -> Self {
         let devices = dir.join("devices");
         let _ = std::fs::create_dir_all(&devices);
         let shelf = Shelf::new(&devices, ORIGIN);
@@ -123,7 +123,7 @@ impl World {
         self.last(lock);
     }
 
-    fn begin(&mut self, lock: Option<std::os::fd::OwnedFd>) -> Option<Running> {
+    fn begin(&mut self, lock: Option<std::os::fd::OwnedFd>) -> Option<RunningDaemon> {
         // A daemon does not start while its state directory does not answer.
         faults::set(&self.state_dir(), None);
         let clients = clients();
@@ -138,7 +138,7 @@ impl World {
             memory_limit: 1 << 30,
         });
         match opened.and_then(|daemon| daemon.restore().map(|()| daemon)) {
-            Ok(daemon) => Some(Running {
+            Ok(daemon) => Some(RunningDaemon {
                 daemon: Arc::new(daemon),
                 clients,
                 issued: Arc::default(),
@@ -154,12 +154,12 @@ impl World {
         }
     }
 
-    fn give(&self, running: &Running, command: Command) -> Report {
+    fn give(&self, running: &RunningDaemon, command: OperatorCommand) -> Report {
         give(&running.daemon, &self.shelf, &self.model, (&running.issued, &self.notes), command)
     }
 
     /// Starts operators, clients and trouble.
-    fn disturb(&self, mut running: Running, life: &Life) -> Running {
+    fn disturb(&self, mut running: RunningDaemon, life: &DaemonLife) -> RunningDaemon {
         let hangs = |media: &Arc<Media>| media.health() == Health::Hangs;
         running.hangs = life.hangs() || self.shelf.all().iter().any(hangs);
         for commands in &life.operators {
@@ -189,15 +189,15 @@ impl World {
                     let name = DISKS[change.disk];
                     let media = shelf.named(name).expect("added");
                     match change.change {
-                        Change::Health(health) => {
+                        DiskChange::Health(health) => {
                             note(&notes, format_args!("{name}: {health:?}"));
                             media.set_health(health);
                         }
-                        Change::Taken if media.make_foreign(0xb8) => {
+                        DiskChange::Taken if media.make_foreign(0xb8) => {
                             note(&notes, format_args!("{name}: taken by another system"));
                         }
-                        Change::Taken => {}
-                        Change::State(fault) => {
+                        DiskChange::Taken => {}
+                        DiskChange::State(fault) => {
                             note(&notes, format_args!("state directory: {fault:?}"));
                             faults::set(&state_dir, fault);
                         }
@@ -218,7 +218,7 @@ impl World {
         running.others.extend(observer);
         if self.script.clients {
             for origin in 0..ORIGINS.len() {
-                let client = Client {
+                let client = OriginClient {
                     clients: running.clients.clone(),
                     model: self.model.clone(),
                     notes: self.notes.clone(),
@@ -239,7 +239,7 @@ impl World {
     /// Gives the first cache device its other name, or its own again. A volume that was created on
     /// it under the other name has no use for its own.
     fn name_disks(&mut self, renamed: bool) {
-        let is = |volume: &Option<Volume>| volume.as_ref().is_some_and(|it| it.cache == MOVED);
+        let is = |volume: &Option<VolumeModel>| volume.as_ref().is_some_and(|it| it.cache == MOVED);
         let keeps = self.model.lock().volumes.iter().flatten().any(is);
         if renamed && !self.renamed {
             self.shelf.rename(CACHES[0], CACHES[MOVED]);
@@ -260,7 +260,7 @@ impl World {
     }
 
     /// Waits until all is at rest, and compares the daemon with the model.
-    fn rest(&self, running: &mut Running, settled: bool) {
+    fn rest(&self, running: &mut RunningDaemon, settled: bool) {
         let begun = Instant::now();
         // Operators come to their ends by themselves, or devices that hang answer again at last.
         while running.operators.iter().any(|it| !it.is_finished()) && begun.elapsed() < ENDING {
@@ -289,7 +289,7 @@ impl World {
 
     /// Returns the volumes when operations that were given up have ended too, a moment after their
     /// devices have answered.
-    fn list_at_rest(&self, running: &Running) -> Value {
+    fn list_at_rest(&self, running: &RunningDaemon) -> Value {
         let begun = Instant::now();
         let ends = ["recovering", "waiting", "stopping"];
         loop {
@@ -303,7 +303,7 @@ impl World {
         }
     }
 
-    fn in_progress(&self, running: &Running) -> Option<String> {
+    fn in_progress(&self, running: &RunningDaemon) -> Option<String> {
         let answer = running.daemon.ask("GET", "/v1/operations", &Value::Null);
         let list: OperationList = serde_json::from_value(answer.body).ok()?;
         let first = list.operations.iter().find(|it| it.state == OperationState::Running)?;
@@ -311,7 +311,7 @@ impl World {
     }
 
     /// Applies the reports of all commands; those that were under way have ended by now.
-    fn learn(&self, running: &Running) {
+    fn learn(&self, running: &RunningDaemon) {
         let answer = running.daemon.ask("GET", "/v1/operations", &Value::Null);
         let list: OperationList = serde_json::from_value(answer.body).unwrap_or_default();
         let mut issued = std::mem::take(&mut *running.issued.lock());
@@ -371,27 +371,31 @@ impl World {
     }
 
     /// Ends a life. Returns the items that the next program inherits.
-    fn end(&mut self, mut running: Running, life: &Life) -> Option<std::os::fd::OwnedFd> {
+    fn end(
+        &mut self,
+        mut running: RunningDaemon,
+        life: &DaemonLife,
+    ) -> Option<std::os::fd::OwnedFd> {
         match life.end {
-            End::Rest => {
+            LifeEnd::Rest => {
                 self.rest(&mut running, false);
                 self.stop(running);
             }
-            End::Stop(after) => {
+            LifeEnd::Stop(after) => {
                 sleep(after);
                 running.ending.store(true, Ordering::SeqCst);
                 self.stop(running);
             }
-            End::HandOver => {
+            LifeEnd::HandOver => {
                 self.rest(&mut running, false);
                 return self.hand_over(running);
             }
-            End::Kill(after) => {
+            LifeEnd::Kill(after) => {
                 sleep(after);
                 self.event("killed");
                 self.cut_off(running, Cut::Killed);
             }
-            End::PowerCut(after) => {
+            LifeEnd::PowerCut(after) => {
                 sleep(after);
                 self.event("the power fails");
                 self.cut_off(running, Cut::Power);
@@ -400,7 +404,7 @@ impl World {
         None
     }
 
-    fn stop(&mut self, running: Running) {
+    fn stop(&mut self, running: RunningDaemon) {
         let begun = Instant::now();
         let ended = running.daemon.shut_down();
         if begun.elapsed() > STOPPING {
@@ -425,7 +429,7 @@ impl World {
         self.cut_off(running, if clean { Cut::Orderly } else { Cut::Killed });
     }
 
-    fn hand_over(&mut self, running: Running) -> Option<std::os::fd::OwnedFd> {
+    fn hand_over(&mut self, running: RunningDaemon) -> Option<std::os::fd::OwnedFd> {
         match running.daemon.hand_over() {
             Ok((_, lock)) => {
                 self.event("handed over");
@@ -441,9 +445,9 @@ impl World {
         }
     }
 
-    fn cut_off(&mut self, running: Running, cut: Cut) {
+    fn cut_off(&mut self, running: RunningDaemon, cut: Cut) {
         Simulation::current().expect("in a simulation").crash();
-        let Running { daemon, clients, issued, operators, others, .. } = running;
+        let RunningDaemon { daemon, clients, issued, operators, others, .. } = running;
         drop((operators, others, clients));
         if Arc::strong_count(&daemon) > 1 {
             self.wrong("a thread of the killed process lives on");
@@ -478,7 +482,7 @@ impl World {
                 continue;
             }
             self.read_all(&running, volume);
-            let flush = Command { verb: Verb::Flush, volume, cancel: None };
+            let flush = OperatorCommand { verb: Verb::Flush, volume, cancel: None };
             if self.give(&running, flush) != Report::Done {
                 self.wrong(format!("{name} cannot be flushed in the end"));
             }
@@ -491,10 +495,10 @@ impl World {
 
     /// At the end: an origin without a volume has the acknowledged data too, and gets a volume on
     /// each cache that others use. No remains of a failed creation are there.
-    fn create_again(&self, running: &Running) {
+    fn create_again(&self, running: &RunningDaemon) {
         for (volume, (name, _)) in VOLUMES.into_iter().enumerate() {
             let volumes = self.model.lock().volumes.clone();
-            let known: Vec<(usize, &Volume)> =
+            let known: Vec<(usize, &VolumeModel)> =
                 volumes.iter().enumerate().filter_map(known).collect();
             if known.iter().any(|(other, _)| origin_of(*other) == origin_of(volume)) {
                 continue;
@@ -502,7 +506,7 @@ impl World {
             self.look_at_origin(volume);
             let Some(cache) = known.first().map(|(_, other)| other.cache) else { continue };
             let verb = Verb::Create { cache, force: false };
-            let created = self.give(running, Command { verb, volume, cancel: None });
+            let created = self.give(running, OperatorCommand { verb, volume, cancel: None });
             if created != Report::Done {
                 self.wrong(format!("{name} cannot be created in the end: {created:?}"));
             }
@@ -513,7 +517,7 @@ impl World {
     /// Returns whether a volume is served in the end. If a cache device failed or did not answer,
     /// its dirty blocks may be lost. The operator accepts that by a forced start, after which reads
     /// may return older data of the origin.
-    fn is_served(&self, running: &Running, volume: usize) -> bool {
+    fn is_served(&self, running: &RunningDaemon, volume: usize) -> bool {
         let name = VOLUMES[volume].0;
         let state = || {
             let path = format!("/v1/reports/{name}");
@@ -524,7 +528,7 @@ impl World {
             return true;
         }
         let start = |force| {
-            let start = Command { verb: Verb::Start { force }, volume, cancel: None };
+            let start = OperatorCommand { verb: Verb::Start { force }, volume, cancel: None };
             self.give(running, start)
         };
         let mut started = start(false);
@@ -542,7 +546,7 @@ impl World {
         true
     }
 
-    fn read_all(&self, running: &Running, volume: usize) {
+    fn read_all(&self, running: &RunningDaemon, volume: usize) {
         for block in 0..BLOCKS {
             let at = (Op::Read, block as u64 * STEP, BLOCK);
             let read = running.clients.ask(VOLUMES[volume].0, at, None, Survives::Nothing);
@@ -573,6 +577,8 @@ impl World {
 }
 
 /// Returns a volume that certainly exists, with its index.
-fn known((volume, states): (usize, &BTreeSet<Option<Volume>>)) -> Option<(usize, &Volume)> {
+fn known(
+    (volume, states): (usize, &BTreeSet<Option<VolumeModel>>),
+) -> Option<(usize, &VolumeModel)> {
     Some((volume, states.first()?.as_ref()?))
 }

@@ -110,7 +110,7 @@ impl Args {
     }
 
     /// Returns the arguments that a replay of a seed needs besides its number.
-    pub fn replay_arguments(&self, choice: Choice) -> String {
+    pub fn replay_arguments(&self, choice: SystemKind) -> String {
         let faults = self.fault_profile.map(|profile| format!(" --faults {}", profile.name()));
         let discards = if self.discards_zero { " --discards-zero" } else { "" };
         let each = |name: &str, of: &[Feature]| {
@@ -121,17 +121,17 @@ impl Args {
     }
 
     /// Returns the system under test.
-    pub fn choice(&self) -> Result<Choice, String> {
+    pub fn choice(&self) -> Result<SystemKind, String> {
         let Some(name) = &self.plant else {
             return Ok(if self.reference {
-                Choice::ReferenceModel(None)
+                SystemKind::ReferenceModel(None)
             } else {
-                Choice::Engine(None)
+                SystemKind::Engine(None)
             });
         };
-        let known = Choice::planted();
+        let known = SystemKind::planted();
         known.iter().find(|choice| choice.name() == *name).copied().ok_or_else(|| {
-            let names: Vec<_> = known.iter().map(Choice::name).collect();
+            let names: Vec<_> = known.iter().map(SystemKind::name).collect();
             format!(
                 "'{name}' is not a planted bug of this build; choose one of {}",
                 names.join(", ")
@@ -142,29 +142,29 @@ impl Args {
 
 /// A system under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum SystemKind {
     /// The engine, with at most one planted bug.
     Engine(Option<PlantedBug>),
     /// The reference model, with at most one bug.
     ReferenceModel(Option<ReferenceBug>),
 }
 
-impl Choice {
+impl SystemKind {
     /// Returns every planted bug that was compiled in.
-    pub fn planted() -> Vec<Choice> {
+    pub fn planted() -> Vec<SystemKind> {
         let engine = PlantedBug::ALL.iter().copied().filter(|_| cfg!(feature = "planted-bugs"));
-        let engine = engine.map(|bug| Choice::Engine(Some(bug)));
-        engine.chain(ReferenceBug::ALL.map(|bug| Choice::ReferenceModel(Some(bug)))).collect()
+        let engine = engine.map(|bug| SystemKind::Engine(Some(bug)));
+        engine.chain(ReferenceBug::ALL.map(|bug| SystemKind::ReferenceModel(Some(bug)))).collect()
     }
 
     /// Returns the bug's name on the command line; empty without a bug.
     pub fn name(&self) -> String {
         match self {
-            Choice::ReferenceModel(Some(bug)) => {
+            SystemKind::ReferenceModel(Some(bug)) => {
                 format!("reference-{}", kebab(&format!("{bug:?}")))
             }
-            Choice::Engine(Some(bug)) => bug.name().to_owned(),
-            Choice::Engine(None) | Choice::ReferenceModel(None) => String::new(),
+            SystemKind::Engine(Some(bug)) => bug.name().to_owned(),
+            SystemKind::Engine(None) | SystemKind::ReferenceModel(None) => String::new(),
         }
     }
 
@@ -172,9 +172,11 @@ impl Choice {
     pub fn fault_profile(&self) -> Option<FaultProfile> {
         match self {
             // A checksum matters only if payloads come back damaged.
-            Choice::Engine(Some(PlantedBug::UnboundChecksum)) => Some(FaultProfile::Damage),
-            Choice::Engine(Some(PlantedBug::FailedSyncRetried)) => Some(FaultProfile::OriginErrors),
-            Choice::Engine(Some(PlantedBug::CheckpointBeforeRecords)) => {
+            SystemKind::Engine(Some(PlantedBug::UnboundChecksum)) => Some(FaultProfile::Damage),
+            SystemKind::Engine(Some(PlantedBug::FailedSyncRetried)) => {
+                Some(FaultProfile::OriginErrors)
+            }
+            SystemKind::Engine(Some(PlantedBug::CheckpointBeforeRecords)) => {
                 Some(FaultProfile::Crashes)
             }
             _ => None,
@@ -184,25 +186,25 @@ impl Choice {
     /// Returns the features that a world needs for a bug to show.
     pub fn features(&self) -> Features {
         match self {
-            Choice::Engine(Some(bug)) => Features::of(Feature::that_shows(*bug)),
-            Choice::Engine(None) | Choice::ReferenceModel(_) => Features::default(),
+            SystemKind::Engine(Some(bug)) => Features::of(Feature::that_shows(*bug)),
+            SystemKind::Engine(None) | SystemKind::ReferenceModel(_) => Features::default(),
         }
     }
 
     /// Returns the features of a world in which a bug hardly ever shows.
     pub fn hidden_by(&self) -> Features {
         match self {
-            Choice::Engine(Some(bug)) => Feature::that_hide(*bug),
-            Choice::Engine(None) | Choice::ReferenceModel(_) => Features::default(),
+            SystemKind::Engine(Some(bug)) => Feature::that_hide(*bug),
+            SystemKind::Engine(None) | SystemKind::ReferenceModel(_) => Features::default(),
         }
     }
 
     /// Returns the arguments that a replay needs besides the seed.
     pub fn arguments(&self) -> String {
         match self {
-            Choice::ReferenceModel(None) => " --reference".into(),
-            Choice::Engine(None) => String::new(),
-            Choice::Engine(Some(_)) | Choice::ReferenceModel(Some(_)) => {
+            SystemKind::ReferenceModel(None) => " --reference".into(),
+            SystemKind::Engine(None) => String::new(),
+            SystemKind::Engine(Some(_)) | SystemKind::ReferenceModel(Some(_)) => {
                 format!(" --plant {}", self.name())
             }
         }
@@ -210,13 +212,13 @@ impl Choice {
 
     fn system(&self) -> Box<dyn SystemUnderTest> {
         match self {
-            Choice::Engine(bug) => Box::new(Engine(*bug)),
-            Choice::ReferenceModel(bug) => Box::new(ReferenceModel(*bug)),
+            SystemKind::Engine(bug) => Box::new(Engine(*bug)),
+            SystemKind::ReferenceModel(bug) => Box::new(ReferenceModel(*bug)),
         }
     }
 }
 
-impl SystemUnderTest for Choice {
+impl SystemUnderTest for SystemKind {
     fn lacks(&self) -> Features {
         self.system().lacks()
     }

@@ -78,7 +78,7 @@ impl Mix {
 }
 
 /// One client of one volume on one lane.
-pub struct Client {
+pub struct SimClient {
     /// Index of its lane.
     pub lane: usize,
     /// Index of its volume.
@@ -95,7 +95,7 @@ pub struct Client {
     next_at: Nanos,
 }
 
-impl Client {
+impl SimClient {
     /// Makes a client of a volume of `sectors` sectors; the clients of a volume share the range
     /// `hot`.
     pub fn new(
@@ -109,7 +109,7 @@ impl Client {
         let depth = if rng.bool() { rng.u32(1..4) } else { rng.u32(1..12) };
         let sequential = (rng.u32(0..5) == 0).then(|| rng.u64(0..sectors));
         let next_at = Nanos(0);
-        Client { lane, volume, underway: 0, rng, mix, depth, sectors, hot, sequential, next_at }
+        SimClient { lane, volume, underway: 0, rng, mix, depth, sectors, hot, sequential, next_at }
     }
 
     /// Notes that its volume now has `sectors` sectors.

@@ -12,10 +12,10 @@ use forebay_core::{Clock, Nanos};
 use forebay_device::{DeviceDone, DisplacedKind, IoBuf};
 use parking_lot::Mutex;
 
-use crate::faults::{FaultPlan, Latency};
-use crate::image::{Image, Patch, PowerCut};
-use crate::protected::Protection;
-use crate::shared::Shared;
+use crate::faults::{FaultPlan, LatencyModel};
+use crate::image::{DiskImage, Patch, PowerCut};
+use crate::protected::ProtectedPeriod;
+use crate::shared::SimContext;
 use crate::stamp::{self, SECTOR};
 
 /// The effect of an operation.
@@ -58,19 +58,19 @@ pub(crate) enum Fate {
     Late,
 }
 
-pub(crate) struct InFlight {
+pub(crate) struct PendingEffect {
     pub(crate) id: u64,
     pub(crate) effect: Effect,
     pub(crate) fate: Fate,
 }
 
 pub(crate) struct State {
-    pub(crate) image: Image,
+    pub(crate) image: DiskImage,
     pub(crate) rng: fastrand::Rng,
     pub(crate) plan: FaultPlan,
-    pub(crate) latency: Latency,
+    pub(crate) latency: LatencyModel,
     /// Keyed by due time, then by number.
-    pub(crate) in_flight: BTreeMap<(Nanos, u64), InFlight>,
+    pub(crate) in_flight: BTreeMap<(Nanos, u64), PendingEffect>,
     pub(crate) done: BTreeMap<u64, DeviceDone>,
     pub(crate) wakers: BTreeMap<u64, Waker>,
     pub(crate) next_id: u64,
@@ -86,7 +86,7 @@ pub(crate) struct State {
     pub(crate) outage_until: Nanos,
     pub(crate) hung_until: Nanos,
     /// When it takes no writes.
-    pub(crate) protection: Protection,
+    pub(crate) protection: ProtectedPeriod,
     /// There is no connection before that.
     pub(crate) away_until: Nanos,
     /// A connection was lost when changes were not synced: the next sync fails.
@@ -103,7 +103,7 @@ pub struct SimDisk {
     /// Number in the trace; 0 is the cache device.
     pub(crate) number: u64,
     pub(crate) logical_block: u64,
-    pub(crate) shared: Shared,
+    pub(crate) shared: SimContext,
     pub(crate) state: Mutex<State>,
 }
 
@@ -118,21 +118,21 @@ pub struct DiskSpec {
     /// 512 or 4096.
     pub logical_block: u64,
     /// Latency of operations.
-    pub latency: Latency,
+    pub latency: LatencyModel,
     /// The faults of the disk.
     pub plan: FaultPlan,
 }
 
 impl SimDisk {
     /// Makes a disk of zeroes.
-    pub fn new(spec: DiskSpec, shared: &Shared, rng: fastrand::Rng) -> Arc<Self> {
+    pub fn new(spec: DiskSpec, shared: &SimContext, rng: fastrand::Rng) -> Arc<Self> {
         Arc::new(SimDisk {
             name: spec.name.into(),
             number: spec.number,
             logical_block: spec.logical_block,
             shared: shared.clone(),
             state: Mutex::new(State {
-                image: Image::new(spec.size),
+                image: DiskImage::new(spec.size),
                 rng,
                 plan: spec.plan,
                 latency: spec.latency,
@@ -148,7 +148,7 @@ impl SimDisk {
                 slow_until: Nanos(0),
                 outage_until: Nanos(0),
                 hung_until: Nanos(0),
-                protection: Protection::default(),
+                protection: ProtectedPeriod::default(),
                 away_until: Nanos(0),
                 doubtful: false,
                 queues: 0,
@@ -174,7 +174,7 @@ impl SimDisk {
     }
 
     /// Accesses the content, to examine or preset it.
-    pub fn with_image<R>(&self, look: impl FnOnce(&mut Image) -> R) -> R {
+    pub fn with_image<R>(&self, look: impl FnOnce(&mut DiskImage) -> R) -> R {
         look(&mut self.state.lock().image)
     }
 

@@ -12,8 +12,8 @@ use forebay_engine::{EngineError, EngineErrorKind};
 use crate::disk::SimDisk;
 use crate::features::Feature;
 use crate::oracle::plain;
-use crate::schedule::End;
-use crate::stamp::Place;
+use crate::schedule::StopReason;
+use crate::stamp::SectorAddress;
 use crate::system::Admin;
 use crate::violation::Violation;
 use crate::world::World;
@@ -243,7 +243,7 @@ impl World<'_> {
         let slot = self.call(instance.stop(drains));
         drop(instance);
         self.last_progress = self.now();
-        if self.pump(false, |_| Ok(slot.borrow().is_some()))? == End::Crashed {
+        if self.pump(false, |_| Ok(slot.borrow().is_some()))? == StopReason::Crashed {
             return Ok(false);
         }
         let result = slot.borrow_mut().take().unwrap_or(Ok(()));
@@ -267,7 +267,7 @@ impl World<'_> {
         let Some(instance) = self.instance.clone() else { return Ok(None) };
         let slot = self.call(instance.admin(action));
         self.last_progress = self.now();
-        if self.pump(false, |_| Ok(slot.borrow().is_some()))? == End::Crashed {
+        if self.pump(false, |_| Ok(slot.borrow().is_some()))? == StopReason::Crashed {
             return Ok(None);
         }
         Ok(slot.borrow_mut().take())
@@ -279,7 +279,7 @@ impl World<'_> {
         let (oracle, disk) = (&mut self.oracle, &self.origins[usize::from(volume)]);
         disk.with_image(|image| {
             (0..oracle.sectors(volume)).try_for_each(|sector| {
-                oracle.check_origin(Place { volume, sector }, image.durable(sector))
+                oracle.check_origin(SectorAddress { volume, sector }, image.durable(sector))
             })
         })
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_core::Clock;
 use forebay_device::{DeviceDone, DeviceError, DeviceErrorKind, IoBuf};
 
-use crate::disk::{Effect, Fate, InFlight, SimDisk, State};
+use crate::disk::{Effect, Fate, PendingEffect, SimDisk, State};
 use crate::faults::happens;
 use crate::image::{Patch, PatchContent};
 use crate::stamp::{self, SECTOR};
@@ -29,8 +29,8 @@ impl SimDisk {
         }
     }
 
-    pub(crate) fn take_effect(&self, state: &mut State, operation: InFlight) -> DeviceDone {
-        let InFlight { id, effect, fate } = operation;
+    pub(crate) fn take_effect(&self, state: &mut State, operation: PendingEffect) -> DeviceDone {
+        let PendingEffect { id, effect, fate } = operation;
         let outage = self.shared.clock.now() < state.outage_until || fate == Fate::Fails;
         let (kind, result, buf, hash) = match effect {
             Effect::Read { offset, mut buf } => {

@@ -224,7 +224,7 @@ impl SystemUnderTest for Engine {
             for lane in 1..machine.lanes.len() {
                 lanes.push(EngineLane::join(&first.cache, context(&machine, lane)?)?);
             }
-            Ok(Rc::new(Running { lanes, machine, tiers: Rc::default() }) as Rc<dyn Instance>)
+            Ok(Rc::new(RunningEngine { lanes, machine, tiers: Rc::default() }) as Rc<dyn Instance>)
         })
     }
 }
@@ -243,7 +243,7 @@ pub fn may_be_ordered(mode: Mode) -> bool {
     matches!(mode, Mode::Writeback | Mode::Writeonly)
 }
 
-struct Running {
+struct RunningEngine {
     lanes: Vec<Rc<EngineLane>>,
     machine: Machine,
     tiers: Rc<Tiers>,
@@ -490,7 +490,7 @@ async fn administrate(
     }
 }
 
-impl Running {
+impl RunningEngine {
     fn volume(&self, number: u16) -> Option<Arc<Volume>> {
         self.lanes.first()?.cache.volume(&name(number))
     }
@@ -500,7 +500,7 @@ impl Running {
     }
 }
 
-impl Instance for Running {
+impl Instance for RunningEngine {
     fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn BlockService>> {
         self.tiers.target(&self.machine, &self.lanes, lane, volume)
     }

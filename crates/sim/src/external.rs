@@ -19,8 +19,8 @@ use forebay_format::{PAGE, Superblock, VolumeRecord, volume};
 use forebay_store::CLEAN_DISTRUSTED;
 
 use crate::oracle::plain;
-use crate::schedule::End;
-use crate::stamp::{self, Place, SECTOR};
+use crate::schedule::StopReason;
+use crate::stamp::{self, SECTOR, SectorAddress};
 use crate::trace::mix;
 use crate::violation::Violation;
 use crate::world::World;
@@ -151,7 +151,7 @@ impl World<'_> {
                 // The oracle does not know this stamp: a read that returns it is reported as data
                 // that was never written.
                 let mut foreign = vec![0; SECTOR];
-                stamp::fill(&mut foreign, !seed, Place { volume, sector }, 1);
+                stamp::fill(&mut foreign, !seed, SectorAddress { volume, sector }, 1);
                 let before = image.visible(sector).to_vec();
                 image.preset(sector, &foreign);
                 (sector, before, foreign)
@@ -222,7 +222,7 @@ impl World<'_> {
         machine.exchanged = exchanged;
         let slot = self.call(self.system.open(&machine));
         let end = self.pump(false, |_| Ok(slot.borrow().is_some()))?;
-        if end == End::Crashed {
+        if end == StopReason::Crashed {
             return Err(plain(25, "open met a crash that nobody ordered".into()));
         }
         let opened = slot.borrow_mut().take();
@@ -253,7 +253,7 @@ impl World<'_> {
         for (sector, _, foreign) in &visit.sectors {
             let read = self.read_sector(&target, *sector)?;
             if read.as_deref() != Some(&foreign[..]) {
-                let place = Place { volume: visit.volume, sector: *sector };
+                let place = SectorAddress { volume: visit.volume, sector: *sector };
                 return Err(plain(
                     12,
                     format!(

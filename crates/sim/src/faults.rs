@@ -93,7 +93,7 @@ impl Profile {
 
 /// Latency of operations.
 #[derive(Clone, Debug)]
-pub struct Latency {
+pub struct LatencyModel {
     /// The shortest latency.
     pub least: Duration,
     /// The largest addition in the normal case.
@@ -102,10 +102,10 @@ pub struct Latency {
     pub tail_every: u32,
 }
 
-impl Latency {
+impl LatencyModel {
     /// A fast disk: 20 to 200 microseconds.
     pub fn fast() -> Self {
-        Latency {
+        LatencyModel {
             least: Duration::from_micros(20),
             spread: Duration::from_micros(180),
             tail_every: 100,
@@ -114,7 +114,7 @@ impl Latency {
 
     /// A slow disk: 0.3 to 8 milliseconds.
     pub fn slow() -> Self {
-        Latency {
+        LatencyModel {
             least: Duration::from_micros(300),
             spread: Duration::from_micros(7_700),
             tail_every: 50,

@@ -4,7 +4,7 @@
 use crate::features::Feature;
 use crate::oracle::plain;
 use crate::presence::Presence;
-use crate::stamp::{self, Place, SECTOR, Value};
+use crate::stamp::{self, SECTOR, SectorAddress, Value};
 use crate::violation::Violation;
 use crate::world::World;
 
@@ -29,7 +29,7 @@ impl World<'_> {
             image.grow(sectors);
             for sector in old..old + sectors {
                 let mut bytes = [0; SECTOR];
-                stamp::fill(&mut bytes, seed, Place { volume, sector }, 0);
+                stamp::fill(&mut bytes, seed, SectorAddress { volume, sector }, 0);
                 image.preset(sector, &bytes);
             }
             old + sectors
@@ -78,7 +78,7 @@ impl World<'_> {
         let (seed, lost) = (self.shared.seed, self.oracle.edge_in_doubt(volume));
         self.origins[usize::from(volume)].with_image(|image| {
             let untouched = |sector: &u64| {
-                let place = Place { volume, sector: *sector };
+                let place = SectorAddress { volume, sector: *sector };
                 match stamp::own(image.visible(*sector), seed, place) {
                     Some(Value::Zero) => lost.contains(sector),
                     value => value == Some(Value::Write(0)),

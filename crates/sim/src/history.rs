@@ -9,7 +9,7 @@
 
 use forebay_core::Survives;
 
-use crate::stamp::{Content, Value};
+use crate::stamp::{SectorContent, Value};
 
 /// The number of an event.
 pub type Moment = u64;
@@ -20,7 +20,7 @@ const NEVER: Moment = Moment::MAX;
 pub type VersionId = u32;
 
 #[derive(Clone, Debug)]
-struct Version {
+struct SectorVersion {
     id: VersionId,
     value: Value,
     submitted: Moment,
@@ -45,8 +45,8 @@ struct Version {
     below: bool,
 }
 
-impl Version {
-    fn precedes(&self, other: &Version) -> bool {
+impl SectorVersion {
+    fn precedes(&self, other: &SectorVersion) -> bool {
         self.settled < other.submitted || self.before.contains(&other.id)
     }
 }
@@ -64,8 +64,8 @@ pub enum Wrong {
 
 /// The versions of one sector.
 #[derive(Clone, Debug)]
-pub struct History {
-    versions: Vec<Version>,
+pub struct SectorHistory {
+    versions: Vec<SectorVersion>,
     /// Values of recently removed versions; only for better messages.
     recent: [Option<Value>; 4],
     /// When the stored data was damaged: reads may fail until a later write is durable.
@@ -74,10 +74,10 @@ pub struct History {
     covered: bool,
 }
 
-impl History {
+impl SectorHistory {
     /// Makes the history of a sector with `value`, durably.
     pub fn new(value: Value) -> Self {
-        let version = Version {
+        let version = SectorVersion {
             id: 0,
             value,
             submitted: 0,
@@ -92,7 +92,7 @@ impl History {
             before: Vec::new(),
             below: false,
         };
-        History { versions: vec![version], recent: [None; 4], tainted: None, covered: false }
+        SectorHistory { versions: vec![version], recent: [None; 4], tainted: None, covered: false }
     }
 
     /// Returns whether only one value is possible, now and after a crash.
@@ -102,7 +102,7 @@ impl History {
 
     /// Notes that a write (or, if `advisory`, a discard) is submitted.
     pub fn submit(&mut self, id: VersionId, value: Value, advisory: bool, now: Moment) {
-        self.versions.push(Version {
+        self.versions.push(SectorVersion {
             id,
             value,
             submitted: now,
@@ -162,7 +162,7 @@ impl History {
 
     fn lose(&mut self) {
         if let Some(tainted) = self.tainted {
-            let mends = |it: &Version| it.durable && !it.advisory && it.submitted > tainted;
+            let mends = |it: &SectorVersion| it.durable && !it.advisory && it.submitted > tainted;
             self.tainted = self.tainted.filter(|_| !self.versions.iter().any(mends));
         }
         if self.versions.len() < 2 {
@@ -196,13 +196,14 @@ impl History {
     /// The content is not admissible.
     pub fn observe(
         &mut self,
-        content: Content,
+        content: SectorContent,
         started: Moment,
         now: Moment,
         oldest_read: Moment,
     ) -> Result<(), Wrong> {
-        let Content::Own(value) = content else { return Err(Wrong::NeverWritten) };
-        let admissible = |version: &Version| version.value == value && version.hidden > started;
+        let SectorContent::Own(value) = content else { return Err(Wrong::NeverWritten) };
+        let admissible =
+            |version: &SectorVersion| version.value == value && version.hidden > started;
         let matching: Vec<usize> =
             (0..self.versions.len()).filter(|&index| admissible(&self.versions[index])).collect();
         let Some(&first) = matching.first() else { return Err(self.explain(value)) };
@@ -255,7 +256,7 @@ impl History {
         for index in 0..self.versions.len() {
             let version = &self.versions[index];
             let replaces =
-                |other: &Version| other.written && !other.advisory && version.precedes(other);
+                |other: &SectorVersion| other.written && !other.advisory && version.precedes(other);
             let superseded = version.superseded || self.versions.iter().any(replaces);
             self.versions[index].superseded = superseded && !power;
         }
@@ -292,7 +293,7 @@ impl History {
             version.hidden = version.hidden.min(now);
         }
         self.prune(oldest_read);
-        let open = |version: &&mut Version| !version.lost && version.settled < now;
+        let open = |version: &&mut SectorVersion| !version.lost && version.settled < now;
         for version in self.versions.iter_mut().filter(open) {
             version.submitted = 0;
             version.acknowledged = now;
@@ -326,10 +327,10 @@ impl History {
     pub fn doubt(&mut self, values: &[Value], below: &[Value], now: Moment) {
         for &value in values {
             if self.versions.iter().all(|version| version.value != value) {
-                self.versions.push(Version {
+                self.versions.push(SectorVersion {
                     acknowledged: now,
                     settled: now,
-                    ..History::new(value).versions.remove(0)
+                    ..SectorHistory::new(value).versions.remove(0)
                 });
             }
         }
@@ -348,7 +349,7 @@ impl History {
         self.values(|version| version.hidden == NEVER)
     }
 
-    fn values(&self, of: impl Fn(&Version) -> bool) -> Vec<Value> {
+    fn values(&self, of: impl Fn(&SectorVersion) -> bool) -> Vec<Value> {
         let versions = self.versions.iter().filter(|version| of(version));
         let mut values: Vec<_> = versions.map(|version| version.value).collect();
         values.sort_unstable();

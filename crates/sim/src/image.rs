@@ -70,7 +70,7 @@ impl Patch {
     }
 }
 
-struct Version {
+struct PatchVersion {
     order: u64,
     patch: Arc<Patch>,
 }
@@ -101,10 +101,10 @@ impl PowerCut {
 }
 
 /// The content of one disk.
-pub struct Image {
+pub struct DiskImage {
     visible: Vec<u8>,
     durable: Vec<u8>,
-    versions: Vec<Vec<Version>>,
+    versions: Vec<Vec<PatchVersion>>,
     /// Sectors with versions, in the order of their first one.
     touched: Vec<u64>,
 }
@@ -121,11 +121,11 @@ fn put(image: &mut [u8], sector: u64, patch: &Patch) {
     }
 }
 
-impl Image {
+impl DiskImage {
     /// Makes a disk of `size` bytes, all zero.
     pub fn new(size: u64) -> Self {
         let sectors = size as usize / SECTOR;
-        Image {
+        DiskImage {
             visible: vec![0; size as usize],
             durable: vec![0; size as usize],
             versions: (0..sectors).map(|_| Vec::new()).collect(),
@@ -199,7 +199,7 @@ impl Image {
         if versions.is_empty() {
             self.touched.push(sector);
         }
-        versions.push(Version { order, patch: patch.clone() });
+        versions.push(PatchVersion { order, patch: patch.clone() });
     }
 
     /// Makes every change that completed before `order` durable.
@@ -312,13 +312,13 @@ mod tests {
 
     #[test]
     fn a_sync_covers_what_completed_before_it() {
-        let mut image = Image::new(8 * SECTOR as u64);
+        let mut image = DiskImage::new(8 * SECTOR as u64);
         image.apply(&patch(0, 4, 1), 1);
         image.apply(&patch(2, 4, 2), 2);
         image.apply(&patch(3, 1, 3), 3);
         image.sync(3);
         let durable =
-            |image: &Image| (0..8).map(|sector| image.durable(sector)[0]).collect::<Vec<_>>();
+            |image: &DiskImage| (0..8).map(|sector| image.durable(sector)[0]).collect::<Vec<_>>();
         assert_eq!(durable(&image), [1, 1, 2, 2, 2, 2, 0, 0]);
         assert_eq!(image.visible(3)[0], 3);
         image.power_cut(PowerCut::DropAll, &[], &mut fastrand::Rng::with_seed(1));
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn a_durable_write_settles_its_own_sectors_only() {
-        let mut image = Image::new(8 * SECTOR as u64);
+        let mut image = DiskImage::new(8 * SECTOR as u64);
         image.apply(&patch(0, 4, 1), 1);
         image.apply(&patch(2, 1, 2), 2);
         image.settle(2..3);
@@ -343,7 +343,7 @@ mod tests {
         let mut seen = std::collections::BTreeSet::new();
         for seed in 0..2_000 {
             let mut rng = fastrand::Rng::with_seed(seed);
-            let mut image = Image::new(2 * SECTOR as u64);
+            let mut image = DiskImage::new(2 * SECTOR as u64);
             image.apply(&patch(0, 2, 1), 1);
             image.sync(2);
             image.apply(&patch(0, 2, 2), 2);
@@ -361,7 +361,7 @@ mod tests {
     fn a_killed_process_leaves_what_completed() {
         for seed in 0..50 {
             let mut rng = fastrand::Rng::with_seed(seed);
-            let mut image = Image::new(4 * SECTOR as u64);
+            let mut image = DiskImage::new(4 * SECTOR as u64);
             image.apply(&patch(0, 4, 1), 1);
             image.process_killed(&[patch(2, 2, 2)], 2, &mut rng);
             assert_eq!((image.visible(0)[0], image.visible(1)[0]), (1, 1));
@@ -375,7 +375,7 @@ mod tests {
         let mut forgotten = 0;
         for seed in 0..100 {
             let mut rng = fastrand::Rng::with_seed(seed);
-            let mut image = Image::new(SECTOR as u64);
+            let mut image = DiskImage::new(SECTOR as u64);
             image.apply(&patch(0, 1, 1), 1);
             image.forget_some(&mut rng);
             forgotten += u32::from(image.visible(0)[0] == 0);

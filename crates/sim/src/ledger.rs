@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 
 use crate::features::Feature;
 use crate::presence::Presence;
-use crate::shared::Shared;
-use crate::stamp::{self, Place, SECTOR};
+use crate::shared::SimContext;
+use crate::stamp::{self, SECTOR, SectorAddress};
 use crate::system::name;
 use crate::violation::Violation;
 use crate::world::World;
@@ -24,12 +24,12 @@ struct State {
 
 /// The notes; each becomes durable some time after it was written.
 pub struct SimLedger {
-    shared: Shared,
+    shared: SimContext,
     state: Mutex<State>,
 }
 
 impl SimLedger {
-    pub(crate) fn new(shared: &Shared, seed: u64) -> Arc<Self> {
+    pub(crate) fn new(shared: &SimContext, seed: u64) -> Arc<Self> {
         let rng = fastrand::Rng::with_seed(seed ^ 0x1ed9);
         let state = State { rng, notes: BTreeMap::new(), under_way: VecDeque::new() };
         Arc::new(SimLedger { shared: shared.clone(), state: Mutex::new(state) })
@@ -125,7 +125,7 @@ impl World<'_> {
                     if dirty.iter().any(|range| range.contains(&at)) {
                         return Ok(());
                     }
-                    let place = Place { volume, sector };
+                    let place = SectorAddress { volume, sector };
                     let found = stamp::classify(image.durable(sector), seed, place);
                     oracle.judge_alone(place, found)
                 })

@@ -7,10 +7,10 @@ mod planted;
 use std::process::ExitCode;
 
 use clap::Parser;
-use forebay_sim::report::{Counts, FailureReport, JsonReport};
-use forebay_sim::runner::{self, Plan, Summary};
+use forebay_sim::report::{FailureReport, JsonReport, RunCounts};
+use forebay_sim::runner::{self, RunPlan, Summary};
 
-use args::{Args, Choice};
+use args::{Args, SystemKind};
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs one seed and prints its result. Returns whether it failed.
-fn one(args: &Args, choice: Choice, seed: u64) -> bool {
+fn one(args: &Args, choice: SystemKind, seed: u64) -> bool {
     let outcome = runner::run_caught(seed, &choice, args.run_options());
     let failures: Vec<_> = outcome
         .violation
@@ -46,8 +46,8 @@ fn one(args: &Args, choice: Choice, seed: u64) -> bool {
 }
 
 /// Runs many seeds and prints the results. Returns whether one failed.
-fn many(args: &Args, choice: Choice) -> bool {
-    let plan = Plan {
+fn many(args: &Args, choice: SystemKind) -> bool {
+    let plan = RunPlan {
         start: args.start,
         seeds: args.seeds.unwrap_or(if args.seconds.is_some() { u64::MAX } else { 100 }),
         time: args.time(),
@@ -70,7 +70,7 @@ fn many(args: &Args, choice: Choice) -> bool {
 
 fn print_report(
     args: &Args,
-    counts: &Counts,
+    counts: &RunCounts,
     failures: &[FailureReport],
     seconds: f64,
     hash: Option<String>,

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use forebay_core::{IoError, Nanos, Op, Survives};
 
-use crate::history::{History, Moment, VersionId, Wrong};
+use crate::history::{Moment, SectorHistory, VersionId, Wrong};
 use crate::order::OrderOracle;
-use crate::stamp::{self, Content, Place, SECTOR, Value};
+use crate::stamp::{self, SECTOR, SectorAddress, SectorContent, Value};
 use crate::violation::{Asked, Violation};
 
 mod doubt;
@@ -23,8 +23,8 @@ struct Underway {
     left: bool,
 }
 
-struct Volume {
-    histories: Vec<History>,
+struct OracleVolume {
+    histories: Vec<SectorHistory>,
     /// Sectors that may have more than one possible value.
     active: Vec<u64>,
     is_active: Vec<bool>,
@@ -35,7 +35,7 @@ struct Volume {
     edge_in_doubt: bool,
 }
 
-impl Volume {
+impl OracleVolume {
     /// Makes everything durable that was acknowledged before `submitted`.
     fn flushed(&mut self, submitted: Moment, oldest_read: Moment) {
         let (histories, is_active) = (&mut self.histories, &mut self.is_active);
@@ -65,7 +65,7 @@ pub struct Oracle {
     block_sectors: u64,
     /// Sectors by which the block grid of each volume is shifted.
     shifts: Vec<u64>,
-    volumes: Vec<Volume>,
+    volumes: Vec<OracleVolume>,
     underway: BTreeMap<u64, Underway>,
     /// Requests whose volume was deleted: they end at some time, with any result.
     given_up: BTreeSet<u64>,
@@ -91,9 +91,9 @@ impl Oracle {
         volumes: Vec<Vec<Value>>,
     ) -> Self {
         let order = OrderOracle::new(seed, &volumes);
-        let volumes = volumes.into_iter().map(|initial| Volume {
+        let volumes = volumes.into_iter().map(|initial| OracleVolume {
             is_active: vec![false; initial.len()],
-            histories: initial.into_iter().map(History::new).collect(),
+            histories: initial.into_iter().map(SectorHistory::new).collect(),
             active: Vec::new(),
             next_id: 1,
             ends: Vec::new(),
@@ -310,9 +310,9 @@ impl Oracle {
         let near = histories.iter().take(near.end as usize).skip(near.start as usize);
         match asked.op {
             Op::Read | Op::Write | Op::WriteZeroes | Op::Discard => {
-                near.into_iter().any(History::is_tainted)
+                near.into_iter().any(SectorHistory::is_tainted)
             }
-            Op::Flush | Op::Prefetch => histories.iter().any(History::is_tainted),
+            Op::Flush | Op::Prefetch => histories.iter().any(SectorHistory::is_tainted),
         }
     }
 
@@ -328,7 +328,7 @@ impl Oracle {
         who: &str,
     ) -> Result<(), Violation> {
         self.verified += 1;
-        let place = Place { volume, sector };
+        let place = SectorAddress { volume, sector };
         let content = stamp::classify(bytes, self.seed, place);
         let history = &mut self.volumes[usize::from(volume)].histories[sector as usize];
         let expected = history.expected();
@@ -339,7 +339,7 @@ impl Oracle {
                     (1, "returned data older than what was durable before a crash")
                 }
                 (Wrong::CameBack, _) => (5, "returned data older than what is durable"),
-                (Wrong::NeverWritten, Content::Foreign(..)) => {
+                (Wrong::NeverWritten, SectorContent::Foreign(..)) => {
                     (10, "returned data of another place")
                 }
                 (Wrong::NeverWritten, _) => (3, "returned data that was never written there"),
@@ -353,7 +353,7 @@ impl Oracle {
     ///
     /// # Errors
     /// The origin has anything but the last value.
-    pub fn check_origin(&mut self, place: Place, bytes: &[u8]) -> Result<(), Violation> {
+    pub fn check_origin(&mut self, place: SectorAddress, bytes: &[u8]) -> Result<(), Violation> {
         let now = self.tick();
         let history = &self.volumes[usize::from(place.volume)].histories[place.sector as usize];
         if history.is_tainted() {
@@ -399,7 +399,7 @@ impl Oracle {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.is_active = vec![false; values.len()];
             volume.active.clear();
-            volume.histories = values.into_iter().map(History::new).collect();
+            volume.histories = values.into_iter().map(SectorHistory::new).collect();
             volume.ends.clear();
             volume.edge_in_doubt = false;
         }

@@ -8,7 +8,7 @@
 use forebay_core::{Op, Survives};
 
 use crate::history::{Moment, VersionId};
-use crate::stamp::{self, Place, SECTOR, Value};
+use crate::stamp::{self, SECTOR, SectorAddress, Value};
 use crate::violation::{Asked, Violation};
 
 const NEVER: Moment = Moment::MAX;
@@ -23,7 +23,7 @@ struct Write {
     advisory: bool,
 }
 
-struct Volume {
+struct VolumeWrites {
     /// By number; the first is the initial content.
     writes: Vec<Write>,
     initial: Vec<Value>,
@@ -39,7 +39,7 @@ struct Volume {
 /// The writes of all volumes.
 pub struct OrderOracle {
     seed: u64,
-    volumes: Vec<Volume>,
+    volumes: Vec<VolumeWrites>,
     /// Number of origins judged.
     pub judged: u64,
 }
@@ -57,7 +57,7 @@ enum Spans {
 impl OrderOracle {
     /// Makes an oracle for volumes with these contents.
     pub fn new(seed: u64, contents: &[Vec<Value>]) -> Self {
-        let volumes = contents.iter().map(|initial| Volume {
+        let volumes = contents.iter().map(|initial| VolumeWrites {
             writes: vec![Write {
                 value: Value::Write(0),
                 submitted: 0,
@@ -200,7 +200,7 @@ impl OrderOracle {
         let broken = |sector, got: String, what: String| {
             Err(Violation {
                 invariant: 28,
-                place: Some(Place { volume: number, sector }),
+                place: Some(SectorAddress { volume: number, sector }),
                 expected: Vec::new(),
                 got,
                 what: format!("{how} is no state that a power cut can leave: {what}"),
@@ -259,7 +259,7 @@ fn value_of(bytes: &[u8], seed: u64) -> Option<Value> {
     }
 }
 
-impl Volume {
+impl VolumeWrites {
     fn flushed(&mut self, submitted: Moment, now: Moment) {
         let writes = &mut self.writes;
         self.unflushed.retain(|id| {
@@ -356,7 +356,7 @@ mod tests {
         fn may_be(&mut self, values: [VersionId; 4]) -> bool {
             let mut bytes = vec![[0; SECTOR]; 4];
             for (sector, value) in values.into_iter().enumerate() {
-                let place = Place { volume: 0, sector: sector as u64 };
+                let place = SectorAddress { volume: 0, sector: sector as u64 };
                 stamp::fill_value(&mut bytes[sector], 7, place, Value::Write(value));
             }
             self.oracle.judge(0, |sector| &bytes[sector as usize], "it").is_ok()
@@ -422,7 +422,12 @@ mod tests {
             let mut bytes = vec![[0; SECTOR]; 4];
             for (sector, bytes) in bytes.iter_mut().enumerate() {
                 let value = [first, Value::Write(second), Value::Write(0), Value::Write(0)][sector];
-                stamp::fill_value(bytes, 7, Place { volume: 0, sector: sector as u64 }, value);
+                stamp::fill_value(
+                    bytes,
+                    7,
+                    SectorAddress { volume: 0, sector: sector as u64 },
+                    value,
+                );
             }
             bytes
         };

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use forebay_sim::runner::{self, Plan};
+use forebay_sim::runner::{self, RunPlan};
 use forebay_sim::world::RunOptions;
 
-use crate::args::{Args, Choice, FIRST};
+use crate::args::{Args, FIRST, SystemKind};
 
 /// Seeds after which a search ends, unless the command line says otherwise.
 const PATIENCE: u64 = 20_000;
@@ -24,8 +24,8 @@ fn known_seed(bug: &str) -> Option<u64> {
 pub(crate) fn hunt(args: &Args) -> ExitCode {
     println!("{:<32} {:>10} {:>10} {:>10}  found as", "planted bug", "seeds", "seconds", "seed");
     let (mut missed, options) = (0, args.run_options());
-    for choice in Choice::planted() {
-        let plan = Plan {
+    for choice in SystemKind::planted() {
+        let plan = RunPlan {
             start: args.start,
             seeds: args.seeds.unwrap_or(PATIENCE),
             time: Some(args.time().unwrap_or(Duration::from_secs(600))),
@@ -41,7 +41,7 @@ pub(crate) fn hunt(args: &Args) -> ExitCode {
         };
         let known = known_seed(&choice.name()).filter(|_| args.start == FIRST);
         let tried =
-            known.map(|start| runner::run_many(Plan { start, seeds: 1, ..plan }, || choice));
+            known.map(|start| runner::run_many(RunPlan { start, seeds: 1, ..plan }, || choice));
         let summary = tried.filter(|summary| !summary.failures.is_empty());
         let summary = summary.unwrap_or_else(|| runner::run_many(plan, || choice));
         let (seeds, seconds) = (summary.counts.seeds, summary.time.as_secs_f64());

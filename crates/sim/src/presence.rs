@@ -9,11 +9,11 @@
 use forebay_core::{Op, Survives};
 use forebay_engine::EngineError;
 
-use crate::image::Image;
+use crate::image::DiskImage;
 use crate::oracle::{Excuses, plain};
 use crate::profile::FaultProfile;
-use crate::schedule::End;
-use crate::stamp::{self, Place, SECTOR, Value};
+use crate::schedule::StopReason;
+use crate::stamp::{self, SECTOR, SectorAddress, Value};
 use crate::system::Admin;
 use crate::violation::{Asked, Violation};
 use crate::world::World;
@@ -173,15 +173,15 @@ impl World<'_> {
             let sectors = self.oracle.sectors(volume);
             origin.with_image(|image| {
                 (0..sectors).try_for_each(|sector| {
-                    let place = Place { volume, sector };
+                    let place = SectorAddress { volume, sector };
                     self.oracle.check_origin(place, image.durable(sector))
                 })
             })?;
         }
         let values = origin.with_image(|image| {
             image.sync(u64::MAX);
-            let value = |image: &Image, sector| {
-                stamp::own(image.durable(sector), seed, Place { volume, sector })
+            let value = |image: &DiskImage, sector| {
+                stamp::own(image.durable(sector), seed, SectorAddress { volume, sector })
             };
             (0..image.sectors()).map(|sector| value(image, sector)).collect::<Option<Vec<_>>>()
         });
@@ -212,7 +212,7 @@ impl World<'_> {
             stamp::fill_value(
                 &mut bytes,
                 self.shared.seed,
-                Place { volume, sector: first },
+                SectorAddress { volume, sector: first },
                 Value::Write(id),
             );
             self.origins[usize::from(volume)].with_image(|image| image.preset(first, &bytes));
@@ -273,7 +273,7 @@ impl World<'_> {
             let action = Admin::Start(volume);
             let slot = self.call(instance.admin(action));
             self.last_progress = self.now();
-            if self.pump(false, |_| Ok(slot.borrow().is_some()))? == End::Crashed {
+            if self.pump(false, |_| Ok(slot.borrow().is_some()))? == StopReason::Crashed {
                 return Ok(false);
             }
             let result = slot.borrow_mut().take().unwrap_or(Ok(()));

@@ -25,14 +25,14 @@ const LONG: Duration = Duration::from_secs(86_400);
 
 /// A time in which a disk takes no writes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Protection {
+pub(crate) struct ProtectedPeriod {
     since: Nanos,
     until: Nanos,
     /// The disk says so.
     told: bool,
 }
 
-impl Protection {
+impl ProtectedPeriod {
     /// Ends it, at `now` at the latest.
     pub(crate) fn end(&mut self, now: Nanos) {
         self.until = self.until.min(now);
@@ -57,7 +57,7 @@ impl SimDisk {
         protection.told && protection.is_in_force(self.shared.clock.now())
     }
 
-    fn protection(&self) -> Protection {
+    fn protection(&self) -> ProtectedPeriod {
         self.state.lock().protection
     }
 }
@@ -74,7 +74,7 @@ impl World<'_> {
         let disk = if of_cache { &self.cache } else { &self.origins[volume] };
         let (told, longest) = (self.protecting.bool(), 1 << self.protecting.u32(7..15));
         let until = now + NOTICED + Duration::from_millis(self.protecting.u64(0..longest));
-        disk.state.lock().protection = Protection { since: now, until, told };
+        disk.state.lock().protection = ProtectedPeriod { since: now, until, told };
         self.shared.fault(
             "write protection",
             &[disk.number, until.0, u64::from(told)],
@@ -99,7 +99,7 @@ impl World<'_> {
         self.set_faults(false);
         let volume = running[self.protecting.usize(0..running.len())];
         let (since, told) = (self.now(), self.protecting.bool());
-        let protection = Protection { since, until: since + LONG, told };
+        let protection = ProtectedPeriod { since, until: since + LONG, told };
         self.origins[usize::from(volume)].state.lock().protection = protection;
         self.shared.event("protected", &[u64::from(volume)], format_args!("it says so: {told}"));
         let drain = Admin::Drain(volume);

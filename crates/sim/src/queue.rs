@@ -12,7 +12,7 @@ use forebay_device::{
 };
 use forebay_format::superblock::{COPY_A, COPY_B};
 
-use crate::disk::{Effect, Fate, InFlight, SimDisk, State};
+use crate::disk::{Effect, Fate, PendingEffect, SimDisk, State};
 use crate::faults::happens;
 use crate::image::{Patch, PatchContent};
 use crate::stamp::SECTOR;
@@ -199,7 +199,7 @@ impl SimDisk {
         }
         let stopped = changes && self.shared.tick();
         if !(stopped && early) {
-            state.in_flight.insert((due, id), InFlight { id, effect, fate: Fate::Normal });
+            state.in_flight.insert((due, id), PendingEffect { id, effect, fate: Fate::Normal });
         }
         OpId(id)
     }

@@ -88,7 +88,7 @@ impl SystemUnderTest for ReferenceModel {
                     // be lost after it was read.
                     queue.sync().await?;
                     let copies = RefCell::default();
-                    let body = Rc::new(Body {
+                    let body = Rc::new(ReferenceVolume {
                         lane,
                         queue,
                         size: disk.size(),
@@ -126,7 +126,7 @@ impl Instance for ReferenceInstance {
     }
 }
 
-struct Body {
+struct ReferenceVolume {
     lane: Rc<Lane>,
     queue: Queue,
     size: u64,
@@ -135,7 +135,7 @@ struct Body {
     count: RefCell<u64>,
 }
 
-impl Body {
+impl ReferenceVolume {
     async fn run(&self, request: &mut Request) -> Result<(), IoError> {
         let (offset, len) = (request.offset, request.len);
         let io = |_| IoError::Io;
@@ -189,7 +189,7 @@ impl Body {
     }
 }
 
-struct ReferenceTarget(Rc<Body>);
+struct ReferenceTarget(Rc<ReferenceVolume>);
 
 impl BlockService for ReferenceTarget {
     fn size(&self) -> u64 {

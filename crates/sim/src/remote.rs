@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use forebay_core::{Clock, Nanos};
 
-use crate::disk::{Effect, Fate, InFlight, SimDisk, State};
+use crate::disk::{Effect, Fate, PendingEffect, SimDisk, State};
 use crate::faults::happens;
 use crate::image::Patch;
 
@@ -58,7 +58,7 @@ impl SimDisk {
         // A sync that was started after the last change covers all of them.
         let complete = state.order;
         let doubtful = state.image.has_unsynced();
-        for InFlight { effect, .. } in in_flight.values() {
+        for PendingEffect { effect, .. } in in_flight.values() {
             if let Effect::Change { patch, early, .. } = effect {
                 let order = state.order;
                 state.order += 1;
@@ -114,7 +114,7 @@ impl SimDisk {
                 let effect = Effect::change(patch.clone(), None, what);
                 let (number, at) = (state.next_id, now + below(LATEST, &mut state.rng));
                 state.next_id += 1;
-                let late = InFlight { id: number, effect, fate: Fate::Late };
+                let late = PendingEffect { id: number, effect, fate: Fate::Late };
                 state.in_flight.insert((at, number), late);
             }
             operation.fate = Fate::Fails;
@@ -136,7 +136,7 @@ impl SimDisk {
 
     /// Executes the changes of these sectors that have timed out.
     pub(crate) fn execute_late_in(&self, state: &mut State, sectors: &Range<u64>) {
-        let is_wanted = |operation: &InFlight| match &operation.effect {
+        let is_wanted = |operation: &PendingEffect| match &operation.effect {
             Effect::Change { patch, .. } if operation.fate == Fate::Late => {
                 patch.first < sectors.end && sectors.start < patch.first + patch.sectors()
             }

@@ -12,7 +12,7 @@ use crate::violation::Violation;
 
 /// Counters of one run, or the sum over many.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Counts {
+pub struct RunCounts {
     /// Runs.
     pub seeds: u64,
     /// Runs by fault profile.
@@ -53,16 +53,16 @@ pub struct Counts {
     pub virtual_nanos: u64,
 }
 
-impl Counts {
+impl RunCounts {
     /// Makes the counters of one run.
     pub fn new(fault_profile: FaultProfile, features: Features) -> Self {
         let fault_profile = BTreeMap::from([(fault_profile.name(), 1)]);
         let features = features.each().map(|feature| (feature.name(), 1)).collect();
-        Counts { seeds: 1, fault_profile, features, ..Counts::default() }
+        RunCounts { seeds: 1, fault_profile, features, ..RunCounts::default() }
     }
 
     /// Adds the counters of another run.
-    pub fn add(&mut self, other: &Counts) {
+    pub fn add(&mut self, other: &RunCounts) {
         self.seeds += other.seeds;
         self.requests += other.requests;
         self.at_once += other.at_once;
@@ -141,13 +141,13 @@ impl Counts {
 
 /// The result of one seed.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct SeedResult {
     /// The seed.
     pub seed: u64,
     /// Hash of the trace.
     pub hash: u64,
     /// The counters.
-    pub counts: Counts,
+    pub counts: RunCounts,
     /// The first broken promise, if any.
     pub violation: Option<Violation>,
 }
@@ -178,7 +178,7 @@ pub struct FailureReport {
 impl FailureReport {
     /// Makes the report of a run that broke a promise; `extra` are further arguments that the
     /// replay needs.
-    pub fn new(outcome: &Outcome, violation: &Violation, extra: &str) -> Self {
+    pub fn new(outcome: &SeedResult, violation: &Violation, extra: &str) -> Self {
         FailureReport {
             seed: outcome.seed,
             invariant: violation.invariant,
@@ -205,7 +205,7 @@ impl FailureReport {
 #[derive(Clone, Debug, Serialize)]
 pub struct JsonReport<'a> {
     /// All counters.
-    pub counts: &'a Counts,
+    pub counts: &'a RunCounts,
     /// All failed seeds.
     pub failures: &'a [FailureReport],
     /// Wall-clock seconds.

@@ -22,7 +22,7 @@ use forebay_format::{
 };
 
 use crate::oracle::plain;
-use crate::stamp::{self, Place, SECTOR};
+use crate::stamp::{self, SECTOR, SectorAddress};
 use crate::violation::Violation;
 use crate::world::World;
 
@@ -50,7 +50,7 @@ impl Told {
 pub(crate) struct Rot {
     rng: fastrand::Rng,
     /// Records whose headers recovery must miss, and the places that they concern.
-    missed: BTreeMap<u64, Vec<Place>>,
+    missed: BTreeMap<u64, Vec<SectorAddress>>,
     /// Whether some pages are unreadable, so that their content is unknown.
     unreadable: bool,
     /// Cells of headers that rotted later: marks may refer to them.
@@ -81,7 +81,7 @@ struct Accepted {
 }
 
 /// The log before it rots.
-struct Log {
+struct LogSnapshot {
     geometry: Geometry,
     /// Records up to this one are in the checkpoint.
     base: u64,
@@ -104,7 +104,7 @@ struct Proven {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum RotKind {
     Flip(usize),
     Zeroes,
     Unreadable,
@@ -154,18 +154,23 @@ fn cells_of(geometry: &Geometry, header: &RecordHeader) -> Vec<Cell> {
         .collect()
 }
 
-impl Log {
+impl LogSnapshot {
     /// Returns the pages of a cell.
     fn pages(&self, cell: &Cell) -> Range<u64> {
         let start = self.geometry.slot_offset(cell.slot);
         start / PAGE as u64..(start + self.geometry.block.bytes()).div_ceil(PAGE as u64)
     }
 
-    fn place(&self, world: &World<'_>, volume: VolumeId, block: OriginBlock) -> Option<Place> {
+    fn place(
+        &self,
+        world: &World<'_>,
+        volume: VolumeId,
+        block: OriginBlock,
+    ) -> Option<SectorAddress> {
         let volume = *self.volumes.get(&volume)?;
         let shift = world.profile.setup.alignments.get(usize::from(volume))?;
         let start = (block.0 * self.geometry.block.bytes()).saturating_sub(*shift);
-        Some(Place { volume, sector: start / SECTOR as u64 })
+        Some(SectorAddress { volume, sector: start / SECTOR as u64 })
     }
 
     /// Returns the record proven durable by the checkpoint and by headers that are not `rotten`.
@@ -193,7 +198,12 @@ impl Log {
     }
 
     /// Returns the places that a missed record concerns.
-    fn about(&self, world: &World<'_>, header: &RecordHeader, proven: &Proven) -> Vec<Place> {
+    fn about(
+        &self,
+        world: &World<'_>,
+        header: &RecordHeader,
+        proven: &Proven,
+    ) -> Vec<SectorAddress> {
         let known = || self.cells.iter().chain(&world.rot.cells);
         match &header.body {
             Body::Opening(_) => Vec::new(),
@@ -260,7 +270,7 @@ impl World<'_> {
         }
     }
 
-    fn taint_cut_off(&mut self, log: &Log) {
+    fn taint_cut_off(&mut self, log: &LogSnapshot) {
         let proven = log.proven(&BTreeSet::new());
         for cell in log.cells.iter().filter(|cell| cell.header.0 > proven.surely) {
             if log.pages(cell).any(|page| self.is_unreadable(page))
@@ -278,7 +288,7 @@ impl World<'_> {
         self.oracle.order.watch(volume, false);
     }
 
-    fn read_log(&self) -> Option<Log> {
+    fn read_log(&self) -> Option<LogSnapshot> {
         let read = |at: u64, len: usize| {
             let mut bytes = vec![0; len];
             self.cache.with_image(|image| image.read(at, &mut bytes));
@@ -327,7 +337,7 @@ impl World<'_> {
             }
         }
         let cells = headers.values().flat_map(|header| cells_of(&geometry, header)).collect();
-        Some(Log { geometry, base, accepted, volumes, headers, unsettled, cells })
+        Some(LogSnapshot { geometry, base, accepted, volumes, headers, unsettled, cells })
     }
 
     fn sectors_of(&self, page: u64) -> Range<u64> {
@@ -340,7 +350,7 @@ impl World<'_> {
     }
 
     /// Chooses a header that recovery needs, a cell, or any page.
-    fn choose_page(&mut self, log: &Log) -> Option<u64> {
+    fn choose_page(&mut self, log: &LogSnapshot) -> Option<u64> {
         let rng = &mut self.rot.rng;
         let what = rng.u32(0..8);
         let mut pick = |pages: Vec<u64>| pages.get(rng.usize(0..pages.len().max(1))).copied();
@@ -363,19 +373,19 @@ impl World<'_> {
         let sectors = self.sectors_of(page);
         let sector = self.rot.rng.u64(sectors);
         let kind = match self.rot.rng.u32(0..4) {
-            0..2 => Kind::Flip(self.rot.rng.usize(0..SECTOR * 8)),
-            2 => Kind::Zeroes,
-            _ => Kind::Unreadable,
+            0..2 => RotKind::Flip(self.rot.rng.usize(0..SECTOR * 8)),
+            2 => RotKind::Zeroes,
+            _ => RotKind::Unreadable,
         };
-        if kind == Kind::Zeroes && self.would_blank(geometry, page, sector) {
+        if kind == RotKind::Zeroes && self.would_blank(geometry, page, sector) {
             return false;
         }
         let damages = self.cache.with_image(|image| {
-            let zeroed = kind == Kind::Zeroes && image.visible(sector) == [0; SECTOR];
+            let zeroed = kind == RotKind::Zeroes && image.visible(sector) == [0; SECTOR];
             let damages = image.is_settled(sector) && !zeroed;
             match kind {
-                Kind::Flip(bit) if damages => image.flip(sector, bit),
-                Kind::Zeroes if damages => image.preset(sector, &[0; SECTOR]),
+                RotKind::Flip(bit) if damages => image.flip(sector, bit),
+                RotKind::Zeroes if damages => image.preset(sector, &[0; SECTOR]),
                 _ => (),
             }
             damages
@@ -383,7 +393,7 @@ impl World<'_> {
         if !damages {
             return false;
         }
-        if kind == Kind::Unreadable {
+        if kind == RotKind::Unreadable {
             self.cache.make_unreadable(sector);
         }
         self.shared.fault(
@@ -408,7 +418,7 @@ impl World<'_> {
     }
 
     /// Notes the possible loss, and keeps the data from which later losses are derived.
-    fn note_rot(&mut self, log: &Log, rotten: &BTreeSet<u64>) {
+    fn note_rot(&mut self, log: &LogSnapshot, rotten: &BTreeSet<u64>) {
         self.rot.unreadable |= rotten.iter().any(|page| self.is_unreadable(*page));
         let proven = log.proven(rotten);
         let headers = log.headers.iter().filter(|(page, it)| {
@@ -463,7 +473,7 @@ impl World<'_> {
             self.rot.silent.insert(volume);
             self.origins[usize::from(volume)].with_image(|image| {
                 let below = |sector| {
-                    let place = Place { volume, sector };
+                    let place = SectorAddress { volume, sector };
                     let both = [image.visible(sector), image.durable(sector)];
                     both.iter().filter_map(|bytes| stamp::own(bytes, seed, place)).collect()
                 };
@@ -492,7 +502,7 @@ impl World<'_> {
                 format!("volume {} is said to be damaged, and is not: {told:?}", told.volume),
             ));
         }
-        let about: Vec<Place> = self
+        let about: Vec<SectorAddress> = self
             .rot
             .missed
             .range_mut(records)

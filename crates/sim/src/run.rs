@@ -9,9 +9,9 @@ use crate::features::Feature;
 use crate::image::PowerCut;
 use crate::oracle::plain;
 use crate::profile::FaultProfile;
-use crate::report::Outcome;
-use crate::schedule::End;
-use crate::stamp::Place;
+use crate::report::SeedResult;
+use crate::schedule::StopReason;
+use crate::stamp::SectorAddress;
 use crate::system::{SystemUnderTest, is_refused};
 use crate::violation::Violation;
 use crate::world::{RunOptions, World};
@@ -24,7 +24,7 @@ const NESTED: u32 = 2;
 
 /// The end of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
+enum RoundEnd {
     /// A crash at this change of a disk, counted from now.
     CrashAt(u64),
     /// A crash at this change of a disk after this number of superblock writes.
@@ -36,7 +36,7 @@ enum Ending {
 }
 
 /// Runs the world of `seed` to its end or to the first broken promise.
-pub fn run_seed(seed: u64, system: &dyn SystemUnderTest, options: RunOptions) -> Outcome {
+pub fn run_seed(seed: u64, system: &dyn SystemUnderTest, options: RunOptions) -> SeedResult {
     let mut world = World::new(seed, system, options);
     let violation = world.live().err();
     if let Some(violation) = &violation {
@@ -52,7 +52,7 @@ pub fn run_seed(seed: u64, system: &dyn SystemUnderTest, options: RunOptions) ->
     world.counts.sectors_verified = world.oracle.verified;
     world.counts.faults = world.shared.faults();
     world.counts.virtual_nanos = world.now().0;
-    Outcome { seed, hash: world.shared.trace.hash(), counts: world.counts.clone(), violation }
+    SeedResult { seed, hash: world.shared.trace.hash(), counts: world.counts.clone(), violation }
 }
 
 impl World<'_> {
@@ -98,7 +98,7 @@ impl World<'_> {
         let slot = self.call(future);
         self.last_progress = self.now();
         let end = self.pump(false, |_| Ok(slot.borrow().is_some()))?;
-        if end == End::Crashed {
+        if end == StopReason::Crashed {
             return Ok(None);
         }
         let result = slot.borrow_mut().take();
@@ -216,50 +216,50 @@ impl World<'_> {
             }
             Ok(chunks.is_empty() && world.oracle.underway() == 0)
         })?;
-        Ok(end == End::Reached)
+        Ok(end == StopReason::Reached)
     }
 
-    fn choose_ending(&mut self) -> Ending {
+    fn choose_ending(&mut self) -> RoundEnd {
         let requests = self.profile.requests;
         if self.profile.fault_profile == FaultProfile::Damage {
-            return Ending::Stop { drain: self.rng.bool() };
+            return RoundEnd::Stop { drain: self.rng.bool() };
         }
         if self.profile.features.has(Feature::Hang) && self.rng.bool() {
             // After an idle period, in which the possible loss of a crash becomes bounded.
-            return Ending::CrashAtEnd;
+            return RoundEnd::CrashAtEnd;
         }
         if self.profile.features.has(Feature::Loading) && self.rng.bool() {
-            return Ending::Stop { drain: false };
+            return RoundEnd::Stop { drain: false };
         }
         if self.profile.features.has(Feature::Shards) && self.rng.bool() {
             // While records are open that the copy of an index in a new checkpoint may refer to.
             let (roots, changes) = (self.rng.u64(1..=6), self.rng.u64(2..=8));
-            return Ending::CrashAtRoot { roots, changes };
+            return RoundEnd::CrashAtRoot { roots, changes };
         }
         match self.rng.u32(0..10) {
             0..7 => match self.rng.u64(1..=requests * 2) {
-                change if change % 5 < 2 => Ending::CrashAtRoot {
+                change if change % 5 < 2 => RoundEnd::CrashAtRoot {
                     roots: 1 + change / 60 % 12,
                     changes: 1 + change / 5 % 12,
                 },
-                change => Ending::CrashAt(change),
+                change => RoundEnd::CrashAt(change),
             },
-            7 => Ending::CrashAtEnd,
-            _ => Ending::Stop { drain: self.rng.bool() },
+            7 => RoundEnd::CrashAtEnd,
+            _ => RoundEnd::Stop { drain: self.rng.bool() },
         }
     }
 
     /// Lets clients work until the round ends. Returns whether it ended in a crash.
-    fn round(&mut self, ending: Ending) -> Result<bool, Violation> {
+    fn round(&mut self, ending: RoundEnd) -> Result<bool, Violation> {
         self.set_faults(true);
         self.last_progress = self.now();
         match ending {
-            Ending::CrashAt(changes) => self.shared.arm(Some(changes)),
-            Ending::CrashAtRoot { roots, changes } => self.shared.arm_at_root(roots, changes),
-            Ending::CrashAtEnd | Ending::Stop { .. } => (),
+            RoundEnd::CrashAt(changes) => self.shared.arm(Some(changes)),
+            RoundEnd::CrashAtRoot { roots, changes } => self.shared.arm_at_root(roots, changes),
+            RoundEnd::CrashAtEnd | RoundEnd::Stop { .. } => (),
         }
         if let Some(known) = self.perhaps_protect()
-            && self.pump(false, |world| Ok(world.now() >= known))? == End::Crashed
+            && self.pump(false, |world| Ok(world.now() >= known))? == StopReason::Crashed
         {
             self.shared.stop();
             self.crash();
@@ -287,15 +287,15 @@ impl World<'_> {
             world.perhaps_displace(false);
             Ok(world.counts.requests >= target)
         })?;
-        let end = if hangs && end == End::Reached { self.idle()? } else { end };
-        if end == End::Crashed || !matches!(ending, Ending::Stop { .. }) {
+        let end = if hangs && end == StopReason::Reached { self.idle()? } else { end };
+        if end == StopReason::Crashed || !matches!(ending, RoundEnd::Stop { .. }) {
             self.shared.stop();
             self.crash();
             return Ok(true);
         }
         self.shared.arm(None);
         match ending {
-            Ending::Stop { drain } => Ok(!self.stop(drain, false)?),
+            RoundEnd::Stop { drain } => Ok(!self.stop(drain, false)?),
             _ => Ok(false),
         }
     }
@@ -308,7 +308,7 @@ impl World<'_> {
     }
 
     /// Waits until everything in progress has ended.
-    fn settle(&mut self) -> Result<End, Violation> {
+    fn settle(&mut self) -> Result<StopReason, Violation> {
         self.pump(false, |world| {
             if world.admin.is_some() {
                 world.administrate()?;
@@ -320,7 +320,7 @@ impl World<'_> {
     /// Stops in good order; `false` if the system could not, which counts as a crash. `last`: the
     /// origins work, so only damage of the cache device is an excuse.
     fn stop(&mut self, drain: bool, last: bool) -> Result<bool, Violation> {
-        if self.settle()? == End::Crashed {
+        if self.settle()? == StopReason::Crashed {
             self.crash();
             return Ok(false);
         }
@@ -343,7 +343,7 @@ impl World<'_> {
             }
             Ok(stopped)
         };
-        if self.pump(false, stopped)? == End::Crashed {
+        if self.pump(false, stopped)? == StopReason::Crashed {
             self.crash();
             return Ok(false);
         }
@@ -446,7 +446,7 @@ impl World<'_> {
             origin.with_image(|image| {
                 (0..oracle.sectors(volume as u16)).try_for_each(|sector| {
                     oracle.check_origin(
-                        Place { volume: volume as u16, sector },
+                        SectorAddress { volume: volume as u16, sector },
                         image.durable(sector),
                     )
                 })

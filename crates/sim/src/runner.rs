@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::oracle::plain;
-use crate::report::{Counts, Outcome};
+use crate::report::{RunCounts, SeedResult};
 use crate::run::run_seed;
 use crate::system::SystemUnderTest;
 use crate::world::RunOptions;
@@ -30,21 +30,26 @@ pub fn catch_panics() {
 }
 
 /// Runs one seed; a panic counts as a broken promise.
-pub fn run_caught(seed: u64, system: &dyn SystemUnderTest, options: RunOptions) -> Outcome {
+pub fn run_caught(seed: u64, system: &dyn SystemUnderTest, options: RunOptions) -> SeedResult {
     match catch_unwind(AssertUnwindSafe(|| run_seed(seed, system, options))) {
         Ok(outcome) => outcome,
         Err(_) => {
             let message = PANIC.with(|panic| panic.borrow_mut().take()).unwrap_or_default();
             let message = message.replace('\n', " ");
             let violation = Some(plain(25, format!("the system panicked: {message}")));
-            Outcome { seed, hash: 0, counts: Counts { seeds: 1, ..Counts::default() }, violation }
+            SeedResult {
+                seed,
+                hash: 0,
+                counts: RunCounts { seeds: 1, ..RunCounts::default() },
+                violation,
+            }
         }
     }
 }
 
 /// The seeds to run, and limits.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct RunPlan {
     /// The first seed.
     pub start: u64,
     /// The most seeds.
@@ -65,15 +70,15 @@ pub struct Plan {
 #[derive(Debug, Default)]
 pub struct Summary {
     /// The sum of all counters.
-    pub counts: Counts,
+    pub counts: RunCounts,
     /// Runs that broke a promise, by seed.
-    pub failures: Vec<Outcome>,
+    pub failures: Vec<SeedResult>,
     /// Wall-clock time.
     pub time: Duration,
 }
 
 /// Runs the seeds of `plan` on the systems that `system` makes, one per thread.
-pub fn run_many<S: SystemUnderTest>(plan: Plan, system: impl Fn() -> S + Sync) -> Summary {
+pub fn run_many<S: SystemUnderTest>(plan: RunPlan, system: impl Fn() -> S + Sync) -> Summary {
     let began = Instant::now();
     let next = AtomicU64::new(0);
     let enough = AtomicBool::new(false);

@@ -14,7 +14,7 @@ use crate::world::{AdminState, World};
 
 /// Why the scheduler returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum StopReason {
     /// The goal was reached.
     Reached,
     /// The fuse blew.
@@ -37,21 +37,21 @@ impl World<'_> {
         &mut self,
         clients: bool,
         mut goal: impl FnMut(&mut Self) -> Result<bool, Violation>,
-    ) -> Result<End, Violation> {
+    ) -> Result<StopReason, Violation> {
         let mut still = (self.now(), 0u64);
         let mut busy = (self.last_progress, 0u64);
         loop {
             self.take_answers()?;
             if self.shared.stopped() {
-                return Ok(End::Crashed);
+                return Ok(StopReason::Crashed);
             }
             let reached = goal(self)?;
             // Checking the goal may have ended an action that stops the world.
             if self.shared.stopped() {
-                return Ok(End::Crashed);
+                return Ok(StopReason::Crashed);
             }
             if reached {
-                return Ok(End::Reached);
+                return Ok(StopReason::Reached);
             }
             if self.act(clients)? {
                 if still.0 != self.now() {

@@ -6,8 +6,8 @@ use crate::disk::SimDisk;
 use crate::faults::FaultPlan;
 use crate::features::Feature;
 use crate::oracle::plain;
-use crate::schedule::End;
-use crate::stamp::{Place, SECTOR};
+use crate::schedule::StopReason;
+use crate::stamp::{SECTOR, SectorAddress};
 use crate::system::{Admin, Stuck};
 use crate::violation::Violation;
 use crate::world::World;
@@ -104,7 +104,7 @@ impl World<'_> {
             world.judge_order()?;
             Ok(slot.borrow().is_some())
         };
-        if self.pump(false, ended)? == End::Crashed {
+        if self.pump(false, ended)? == StopReason::Crashed {
             return Ok(false);
         }
         let result = slot.borrow_mut().take().unwrap_or(Ok(()));
@@ -153,7 +153,7 @@ impl World<'_> {
         let (oracle, disk) = (&mut self.oracle, &self.origins[usize::from(volume)]);
         disk.with_image(|image| {
             (0..oracle.sectors(volume)).filter(|sector| !stays(*sector)).try_for_each(|sector| {
-                oracle.check_origin(Place { volume, sector }, image.visible(sector))
+                oracle.check_origin(SectorAddress { volume, sector }, image.visible(sector))
             })
         })?;
         Ok(true)

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::clock::VirtualClock;
 use crate::rot::Told;
-use crate::stamp::Place;
+use crate::stamp::SectorAddress;
 use crate::trace::Trace;
 
 /// Decides at which device operation the world stops.
@@ -26,9 +26,9 @@ struct Fuse {
 struct Books {
     fuse: Fuse,
     faults: BTreeMap<&'static str, u64>,
-    tainted: Vec<Place>,
-    lost: Vec<Place>,
-    doubtful: Vec<Place>,
+    tainted: Vec<SectorAddress>,
+    lost: Vec<SectorAddress>,
+    doubtful: Vec<SectorAddress>,
     forgotten: Vec<(u64, Vec<u64>)>,
     told: Vec<Told>,
     differing: Vec<u16>,
@@ -37,7 +37,7 @@ struct Books {
 
 /// State shared by the disks, the scheduler and the world.
 #[derive(Clone)]
-pub struct Shared {
+pub struct SimContext {
     /// The virtual clock.
     pub clock: Arc<VirtualClock>,
     /// The trace of the run.
@@ -47,10 +47,10 @@ pub struct Shared {
     books: Arc<Mutex<Books>>,
 }
 
-impl Shared {
+impl SimContext {
     /// Makes the shared state for one run of `seed`.
     pub fn new(seed: u64, print: bool) -> Self {
-        Shared { clock: Arc::default(), trace: Trace::new(print), seed, books: Arc::default() }
+        SimContext { clock: Arc::default(), trace: Trace::new(print), seed, books: Arc::default() }
     }
 
     /// Adds an event to the trace.
@@ -119,17 +119,17 @@ impl Shared {
     }
 
     /// Notes that the stored data of `place` was damaged on the cache device.
-    pub fn taint(&self, place: Place) {
+    pub fn taint(&self, place: SectorAddress) {
         self.books.lock().tainted.push(place);
     }
 
     /// Returns the places damaged since the last call.
-    pub fn take_tainted(&self) -> Vec<Place> {
+    pub fn take_tainted(&self) -> Vec<SectorAddress> {
         std::mem::take(&mut self.books.lock().tainted)
     }
 
     /// Notes that the cache device lost the record of `place`, silently.
-    pub fn lose(&self, place: Place) {
+    pub fn lose(&self, place: SectorAddress) {
         self.books.lock().lost.push(place);
     }
 
@@ -145,7 +145,7 @@ impl Shared {
     }
 
     /// Returns the places that a replay without their records concerned since the last call.
-    pub fn take_doubtful(&self) -> Vec<Place> {
+    pub fn take_doubtful(&self) -> Vec<SectorAddress> {
         std::mem::take(&mut self.books.lock().doubtful)
     }
 

@@ -34,14 +34,14 @@ impl fmt::Display for Value {
 
 /// A sector of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct SectorAddress {
     /// Index of the volume in the world.
     pub volume: u16,
     /// Sector within the volume.
     pub sector: u64,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SectorAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "volume {} sector {}", self.volume, self.sector)
     }
@@ -49,21 +49,21 @@ impl fmt::Display for Place {
 
 /// The classification of a sector's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
+pub enum SectorContent {
     /// Zeroes, or a stamp of this place.
     Own(Value),
     /// A stamp of another place.
-    Foreign(Place, u32),
+    Foreign(SectorAddress, u32),
     /// Bytes that were never written.
     Garbage,
 }
 
-impl fmt::Display for Content {
+impl fmt::Display for SectorContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Content::Own(value) => value.fmt(f),
-            Content::Foreign(place, number) => write!(f, "write {number} of {place}"),
-            Content::Garbage => f.write_str("bytes that nobody wrote"),
+            SectorContent::Own(value) => value.fmt(f),
+            SectorContent::Foreign(place, number) => write!(f, "write {number} of {place}"),
+            SectorContent::Garbage => f.write_str("bytes that nobody wrote"),
         }
     }
 }
@@ -74,12 +74,12 @@ fn word(base: u64, index: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-fn base(seed: u64, place: Place, number: u32) -> u64 {
+fn base(seed: u64, place: SectorAddress, number: u32) -> u64 {
     mix(mix(seed, u64::from(place.volume) << 48 | place.sector), u64::from(number))
 }
 
 /// Fills one sector for `place` with the content of write `number`.
-pub fn fill(sector: &mut [u8], seed: u64, place: Place, number: u32) {
+pub fn fill(sector: &mut [u8], seed: u64, place: SectorAddress, number: u32) {
     let base = base(seed, place, number);
     let head = [MAGIC ^ seed, u64::from(place.volume) << 48 | place.sector, u64::from(number)];
     for (index, chunk) in sector.as_chunks_mut::<8>().0.iter_mut().enumerate() {
@@ -89,7 +89,7 @@ pub fn fill(sector: &mut [u8], seed: u64, place: Place, number: u32) {
 }
 
 /// Fills one sector with `value`.
-pub fn fill_value(sector: &mut [u8], seed: u64, place: Place, value: Value) {
+pub fn fill_value(sector: &mut [u8], seed: u64, place: SectorAddress, value: Value) {
     match value {
         Value::Zero => sector.fill(0),
         Value::Write(number) => fill(sector, seed, place, number),
@@ -104,14 +104,14 @@ pub fn number(sector: &[u8], seed: u64) -> Option<u32> {
 }
 
 /// Returns the place and write in an intact stamp; `None` for anything else.
-pub fn read(sector: &[u8], seed: u64) -> Option<(Place, u32)> {
+pub fn read(sector: &[u8], seed: u64) -> Option<(SectorAddress, u32)> {
     let words = sector.as_chunks::<8>().0;
     let head = |index: usize| words.get(index).map(|bytes| u64::from_le_bytes(*bytes));
     if head(0)? != MAGIC ^ seed {
         return None;
     }
     let address = head(1)?;
-    let place = Place { volume: (address >> 48) as u16, sector: address & ((1 << 48) - 1) };
+    let place = SectorAddress { volume: (address >> 48) as u16, sector: address & ((1 << 48) - 1) };
     let number = u32::try_from(head(2)?).ok()?;
     let base = base(seed, place, number);
     let intact = words
@@ -123,20 +123,20 @@ pub fn read(sector: &[u8], seed: u64) -> Option<(Place, u32)> {
 }
 
 /// Classifies the content of `sector`, read from `place`.
-pub fn classify(sector: &[u8], seed: u64, place: Place) -> Content {
+pub fn classify(sector: &[u8], seed: u64, place: SectorAddress) -> SectorContent {
     match read(sector, seed) {
-        Some((found, number)) if found == place => Content::Own(Value::Write(number)),
-        Some((found, number)) => Content::Foreign(found, number),
-        None if sector.starts_with(&[0; SECTOR]) => Content::Own(Value::Zero),
-        None => Content::Garbage,
+        Some((found, number)) if found == place => SectorContent::Own(Value::Write(number)),
+        Some((found, number)) => SectorContent::Foreign(found, number),
+        None if sector.starts_with(&[0; SECTOR]) => SectorContent::Own(Value::Zero),
+        None => SectorContent::Garbage,
     }
 }
 
 /// Returns the value of `sector`, read from `place`, if it was written there.
-pub fn own(sector: &[u8], seed: u64, place: Place) -> Option<Value> {
+pub fn own(sector: &[u8], seed: u64, place: SectorAddress) -> Option<Value> {
     match classify(sector, seed, place) {
-        Content::Own(value) => Some(value),
-        Content::Foreign(..) | Content::Garbage => None,
+        SectorContent::Own(value) => Some(value),
+        SectorContent::Foreign(..) | SectorContent::Garbage => None,
     }
 }
 
@@ -146,18 +146,18 @@ mod tests {
 
     #[test]
     fn every_flipped_bit_and_every_other_place_is_seen() {
-        let place = Place { volume: 1, sector: 77 };
+        let place = SectorAddress { volume: 1, sector: 77 };
         let mut sector = [0; SECTOR];
         fill(&mut sector, 9, place, 5);
-        assert_eq!(classify(&sector, 9, place), Content::Own(Value::Write(5)));
+        assert_eq!(classify(&sector, 9, place), SectorContent::Own(Value::Write(5)));
         for bit in 0..SECTOR * 8 {
             let mut flipped = sector;
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(classify(&flipped, 9, place), Content::Garbage, "bit {bit}");
+            assert_eq!(classify(&flipped, 9, place), SectorContent::Garbage, "bit {bit}");
         }
-        let other = Place { volume: 0, sector: 77 };
-        assert_eq!(classify(&sector, 9, other), Content::Foreign(place, 5));
-        assert_eq!(classify(&sector, 8, place), Content::Garbage);
-        assert_eq!(classify(&[0; SECTOR], 9, place), Content::Own(Value::Zero));
+        let other = SectorAddress { volume: 0, sector: 77 };
+        assert_eq!(classify(&sector, 9, other), SectorContent::Foreign(place, 5));
+        assert_eq!(classify(&sector, 8, place), SectorContent::Garbage);
+        assert_eq!(classify(&[0; SECTOR], 9, place), SectorContent::Own(Value::Zero));
     }
 }

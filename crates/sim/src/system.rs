@@ -18,7 +18,7 @@ use crate::engine::may_be_ordered;
 use crate::features::Features;
 use crate::ledger::SimLedger;
 use crate::presence::Presence;
-use crate::shared::Shared;
+use crate::shared::SimContext;
 
 /// A future that stays on the thread of the world.
 pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -27,7 +27,7 @@ pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 #[derive(Clone)]
 pub struct Machine {
     /// Clock, trace and notes.
-    pub shared: Shared,
+    pub shared: SimContext,
     /// One or more; the first one does the administration.
     pub lanes: Vec<Rc<Lane>>,
     /// The cache device.

@@ -7,7 +7,7 @@ use forebay_core::{Nanos, Op};
 
 use crate::features::Feature;
 use crate::oracle::plain;
-use crate::schedule::End;
+use crate::schedule::StopReason;
 use crate::violation::Violation;
 use crate::world::World;
 
@@ -44,7 +44,7 @@ impl World<'_> {
     }
 
     /// Lets the world idle before a round ends.
-    pub(crate) fn idle(&mut self) -> Result<End, Violation> {
+    pub(crate) fn idle(&mut self) -> Result<StopReason, Violation> {
         let until = self.now() + Duration::from_millis(self.rng.u64(0..8_000));
         self.pump(false, |world| Ok(world.now() >= until))
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use forebay_core::{Op, Survives};
 
 use crate::history::VersionId;
-use crate::stamp::{Place, Value};
+use crate::stamp::{SectorAddress, Value};
 
 /// A broken invariant.
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ pub struct Violation {
     /// Number of the invariant in the contract.
     pub invariant: u32,
     /// The sector, if it is about data.
-    pub place: Option<Place>,
+    pub place: Option<SectorAddress>,
     /// The admissible values.
     pub expected: Vec<Value>,
     /// The value that was found.

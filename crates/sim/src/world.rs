@@ -10,19 +10,19 @@ use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Completion, CompletionSink, EngineError, Request};
 use forebay_lane::{Lane, LaneId};
 
-use crate::clients::{Client, WorkloadOp};
+use crate::clients::{SimClient, WorkloadOp};
 use crate::disk::{DiskSpec, SimDisk};
 use crate::displaced::Displacements;
-use crate::faults::{FaultPlan, Latency};
+use crate::faults::{FaultPlan, LatencyModel};
 use crate::features::{Feature, Features};
 use crate::ledger::SimLedger;
 use crate::oracle::{Excuses, Oracle, plain};
 use crate::presence::Presence;
 use crate::profile::{FaultProfile, Profile};
-use crate::report::Counts;
+use crate::report::RunCounts;
 use crate::rot::Rot;
-use crate::shared::Shared;
-use crate::stamp::{self, Place, SECTOR, Value};
+use crate::shared::SimContext;
+use crate::stamp::{self, SECTOR, SectorAddress, Value};
 use crate::system::{Admin, Instance, LocalFuture, Machine, SystemUnderTest};
 use crate::trace::hash_bytes;
 use crate::violation::{Asked, Violation};
@@ -43,12 +43,12 @@ pub struct RunOptions {
 }
 
 /// Receives completions until the world stops.
-pub(crate) struct Inbox {
-    shared: Shared,
+pub(crate) struct CompletionQueue {
+    shared: SimContext,
     queue: RefCell<VecDeque<Completion>>,
 }
 
-impl CompletionSink for Inbox {
+impl CompletionSink for CompletionQueue {
     fn complete(&self, completion: Completion) {
         // An answer after the crash is not heard.
         if !self.shared.stopped() {
@@ -58,14 +58,14 @@ impl CompletionSink for Inbox {
 }
 
 /// The result of a call that may still be running.
-pub(crate) type Slot<T> = Rc<RefCell<Option<T>>>;
+pub(crate) type CallResult<T> = Rc<RefCell<Option<T>>>;
 
 /// An operator's action in progress.
 pub(crate) enum AdminState {
     /// The volume is waiting for its requests to end.
     Quiescing(Admin, u16),
     /// The action was called.
-    Running(Admin, Slot<Result<(), EngineError>>),
+    Running(Admin, CallResult<Result<(), EngineError>>),
 }
 
 impl AdminState {
@@ -84,7 +84,7 @@ impl AdminState {
 
 /// One simulated world.
 pub struct World<'a> {
-    pub(crate) shared: Shared,
+    pub(crate) shared: SimContext,
     pub(crate) rng: fastrand::Rng,
     pub(crate) profile: Profile,
     pub(crate) system: &'a dyn SystemUnderTest,
@@ -93,8 +93,8 @@ pub struct World<'a> {
     pub(crate) lanes: Vec<Rc<Lane>>,
     pub(crate) instance: Option<Rc<dyn Instance>>,
     pub(crate) oracle: Oracle,
-    pub(crate) clients: Vec<Client>,
-    inbox: Rc<Inbox>,
+    pub(crate) clients: Vec<SimClient>,
+    inbox: Rc<CompletionQueue>,
     sink: Rc<dyn CompletionSink>,
     owners: BTreeMap<u64, usize>,
     /// Writes in progress whose volume has been strict all the time: once acknowledged, they
@@ -109,7 +109,7 @@ pub struct World<'a> {
     pub(crate) closed: Option<u16>,
     pub(crate) admin: Option<AdminState>,
     /// Sectors whose reads failed during the last verification.
-    pub(crate) unreadable: Vec<Place>,
+    pub(crate) unreadable: Vec<SectorAddress>,
     pub(crate) collect_unreadable: bool,
     pub(crate) discards_zero: bool,
     pub(crate) last_progress: Nanos,
@@ -133,7 +133,7 @@ pub struct World<'a> {
     pub(crate) displacements: Displacements,
     /// The rot of the log.
     pub(crate) rot: Rot,
-    pub(crate) counts: Counts,
+    pub(crate) counts: RunCounts,
 }
 
 impl<'a> World<'a> {
@@ -143,18 +143,18 @@ impl<'a> World<'a> {
         let mut options = options;
         options.without = options.without.union(system.lacks());
         let profile = Profile::choose(&mut rng, &options);
-        let shared = Shared::new(seed, options.print);
+        let shared = SimContext::new(seed, options.print);
         let disk = |name: String, number, size, latency, rng: &mut fastrand::Rng| {
             let plan = FaultPlan::default();
             let logical_block = profile.setup.logical_blocks[number as usize];
             let spec = DiskSpec { name, number, size, logical_block, latency, plan };
             SimDisk::new(spec, &shared, rng.fork())
         };
-        let cache = disk("cache".into(), 0, profile.cache_size, Latency::fast(), &mut rng);
+        let cache = disk("cache".into(), 0, profile.cache_size, LatencyModel::fast(), &mut rng);
         let mut origins = Vec::new();
         let mut contents = Vec::new();
         for (index, &size) in profile.origin_sizes.iter().enumerate() {
-            let latency = if rng.bool() { Latency::slow() } else { Latency::fast() };
+            let latency = if rng.bool() { LatencyModel::slow() } else { LatencyModel::fast() };
             let origin = disk(format!("origin-{index}"), index as u64 + 1, size, latency, &mut rng);
             contents.push(preset(&origin, seed, index as u16, profile.zeroes, &mut rng));
             origins.push(origin);
@@ -163,14 +163,14 @@ impl<'a> World<'a> {
         let oracle = Oracle::new(seed, block_sectors, &profile.setup.alignments, contents);
         let clients = make_clients(&profile, &mut rng);
         let profile_volumes = profile.origin_sizes.len();
-        let inbox = Rc::new(Inbox { shared: shared.clone(), queue: RefCell::default() });
+        let inbox = Rc::new(CompletionQueue { shared: shared.clone(), queue: RefCell::default() });
         let rot = Rot::new(profile.setup.seed);
         let has_ledger = profile.features.has(Feature::Ledger);
         let ledger = has_ledger.then(|| SimLedger::new(&shared, profile.setup.seed));
         let growth = fastrand::Rng::with_seed(profile.setup.seed ^ 0x6709);
         let protecting = fastrand::Rng::with_seed(profile.setup.seed ^ 0x3e00);
         let displacements = Displacements::new(profile.setup.seed, profile_volumes + 1);
-        let counts = Counts::new(profile.fault_profile, profile.features);
+        let counts = RunCounts::new(profile.fault_profile, profile.features);
         World {
             shared,
             rng,
@@ -239,7 +239,7 @@ impl<'a> World<'a> {
     }
 
     /// Starts `future` on the first lane.
-    pub(crate) fn call<T: 'static>(&self, future: LocalFuture<T>) -> Slot<T> {
+    pub(crate) fn call<T: 'static>(&self, future: LocalFuture<T>) -> CallResult<T> {
         let slot = Rc::new(RefCell::new(None));
         let result = slot.clone();
         if let Some(lane) = self.lanes.first() {
@@ -354,7 +354,7 @@ impl<'a> World<'a> {
             if is_read && self.collect_unreadable {
                 let places = asked.first..asked.first + asked.sectors;
                 let volume = asked.volume;
-                self.unreadable.extend(places.map(|sector| Place { volume, sector }));
+                self.unreadable.extend(places.map(|sector| SectorAddress { volume, sector }));
             }
         }
         self.judge_protection(tag, asked, result)?;
@@ -475,7 +475,7 @@ impl<'a> World<'a> {
     fn stamped(&self, asked: Asked) -> IoBuf {
         let mut buf = IoBuf::for_overwrite(asked.sectors as usize * SECTOR);
         for (index, bytes) in buf.as_chunks_mut::<SECTOR>().0.iter_mut().enumerate() {
-            let place = Place { volume: asked.volume, sector: asked.first + index as u64 };
+            let place = SectorAddress { volume: asked.volume, sector: asked.first + index as u64 };
             stamp::fill(bytes, self.shared.seed, place, asked.id);
         }
         buf
@@ -543,7 +543,7 @@ fn preset(
             let zero = zeroes && rng.u32(0..4) == 0;
             let value = if zero { Value::Zero } else { Value::Write(0) };
             let mut bytes = [0; SECTOR];
-            stamp::fill_value(&mut bytes, seed, Place { volume, sector }, value);
+            stamp::fill_value(&mut bytes, seed, SectorAddress { volume, sector }, value);
             image.preset(sector, &bytes);
             value
         });
@@ -551,7 +551,7 @@ fn preset(
     })
 }
 
-fn make_clients(profile: &Profile, rng: &mut fastrand::Rng) -> Vec<Client> {
+fn make_clients(profile: &Profile, rng: &mut fastrand::Rng) -> Vec<SimClient> {
     let mut clients = Vec::new();
     for (volume, &size) in profile.origin_sizes.iter().enumerate() {
         let sectors = size / SECTOR as u64;
@@ -560,7 +560,7 @@ fn make_clients(profile: &Profile, rng: &mut fastrand::Rng) -> Vec<Client> {
         for lane in 0..profile.lanes {
             for _ in 0..profile.clients {
                 let mix = profile.mix.clone();
-                clients.push(Client::new(lane, volume as u16, sectors, hot, mix, rng.fork()));
+                clients.push(SimClient::new(lane, volume as u16, sectors, hot, mix, rng.fork()));
             }
         }
     }

@@ -7,27 +7,27 @@ use forebay_core::{Clock, Nanos};
 use forebay_device::{Device, DeviceOp, IoBuf, Queue, QueueContext};
 use forebay_lane::{Lane, LaneId};
 use forebay_sim::disk::{DiskSpec, SimDisk};
-use forebay_sim::faults::{FaultPlan, Latency};
+use forebay_sim::faults::{FaultPlan, LatencyModel};
 use forebay_sim::image::PowerCut;
 use forebay_sim::queue::DiskHandle;
-use forebay_sim::shared::Shared;
-use forebay_sim::stamp::{self, Place, SECTOR};
+use forebay_sim::shared::SimContext;
+use forebay_sim::stamp::{self, SECTOR, SectorAddress};
 
 struct Bench {
-    shared: Shared,
+    shared: SimContext,
     disk: Arc<SimDisk>,
     lane: Rc<Lane>,
     queue: Queue,
 }
 
 fn bench(seed: u64, plan: FaultPlan) -> Bench {
-    let shared = Shared::new(seed, false);
+    let shared = SimContext::new(seed, false);
     let spec = DiskSpec {
         name: "disk".into(),
         number: 0,
         size: 1 << 20,
         logical_block: 512,
-        latency: Latency::fast(),
+        latency: LatencyModel::fast(),
         plan,
     };
     let disk = SimDisk::new(spec, &shared, fastrand::Rng::with_seed(seed));
@@ -139,7 +139,7 @@ fn failures_are_reported_and_lost_writes_are_not() {
     assert_eq!(*ended.borrow(), Some(false));
 
     let losing = bench(1, FaultPlan { lost_write: always, ..FaultPlan::default() });
-    let place = Place { volume: 1, sector: 77 };
+    let place = SectorAddress { volume: 1, sector: 77 };
     let mut buf = IoBuf::zeroed(SECTOR);
     stamp::fill(&mut buf, 1, place, 5);
     let ended =

@@ -5,12 +5,12 @@ use forebay_sim::engine::Engine;
 use forebay_sim::features::{Feature, Features};
 use forebay_sim::profile::FaultProfile;
 use forebay_sim::run::run_seed;
-use forebay_sim::runner::{Plan, catch_panics, run_many};
+use forebay_sim::runner::{RunPlan, catch_panics, run_many};
 use forebay_sim::world::RunOptions;
 
-fn plan(seeds: u64, fault_profile: Option<FaultProfile>) -> Plan {
+fn plan(seeds: u64, fault_profile: Option<FaultProfile>) -> RunPlan {
     let options = RunOptions { fault_profile, ..RunOptions::default() };
-    Plan { start: 1, seeds, time: None, jobs: 2, max_failures: 3, options, progress: false }
+    RunPlan { start: 1, seeds, time: None, jobs: 2, max_failures: 3, options, progress: false }
 }
 
 fn keeps_every_promise(fault_profile: FaultProfile) {
@@ -192,7 +192,7 @@ fn an_origin_that_fails_some_writes_takes_a_group() {
 fn every_planted_bug_is_found() {
     catch_panics();
     for bug in forebay_store::PlantedBug::ALL.iter().copied() {
-        let mut plan = Plan { max_failures: 1, ..plan(2_000, None) };
+        let mut plan = RunPlan { max_failures: 1, ..plan(2_000, None) };
         plan.options.with = Features::of(Feature::that_shows(bug));
         let summary = run_many(plan, || Engine(Some(bug)));
         assert!(!summary.failures.is_empty(), "{} was not found", bug.name());

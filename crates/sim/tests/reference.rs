@@ -3,11 +3,11 @@
 
 use forebay_sim::reference::{ReferenceBug, ReferenceModel};
 use forebay_sim::run::run_seed;
-use forebay_sim::runner::{Plan, run_many};
+use forebay_sim::runner::{RunPlan, run_many};
 use forebay_sim::world::RunOptions;
 
-fn plan(seeds: u64) -> Plan {
-    Plan {
+fn plan(seeds: u64) -> RunPlan {
+    RunPlan {
         start: 1,
         seeds,
         time: None,

@@ -15,7 +15,7 @@ use parking_lot::RwLock;
 
 use crate::client::{SECTORS, Sink, request};
 use crate::disk::{Book, Disk, Nature, Power};
-use crate::model::Model;
+use crate::model::SectorModel;
 use crate::own_lane::{OwnLane, PATIENCE, VOLUME};
 use crate::plan::Plan;
 use crate::stamp::Sequence;
@@ -33,7 +33,7 @@ pub(crate) struct Cut {
 
 /// Opens the content after a power cut with working devices, and checks that every sector has at
 /// least the durable data.
-pub(crate) fn check_cut(plan: &Plan, cut: Cut, model: &Arc<Model>) {
+pub(crate) fn check_cut(plan: &Plan, cut: Cut, model: &Arc<SectorModel>) {
     model.counts.cuts.fetch_add(1, Ordering::Relaxed);
     let power: Power = Arc::new(RwLock::new(()));
     let nature = |of: Nature| Nature { reads_at_once: true, turns: 0, ..of };
@@ -70,7 +70,13 @@ pub(crate) fn check_cut(plan: &Plan, cut: Cut, model: &Arc<Model>) {
     own.context.lane.abandon();
 }
 
-fn read_all(plan: &Plan, engine: &EngineLane, own: &OwnLane, durable: &[Sequence], model: &Model) {
+fn read_all(
+    plan: &Plan,
+    engine: &EngineLane,
+    own: &OwnLane,
+    durable: &[Sequence],
+    model: &SectorModel,
+) {
     let Some(volume) = engine.target(VOLUME) else {
         return model.violated("after a power cut the volume does not run".to_owned());
     };

@@ -13,7 +13,7 @@ use forebay_device::IoBuf;
 use forebay_engine::{BlockService, Completion, CompletionSink, Request};
 use forebay_lane::Lane;
 
-use crate::model::Model;
+use crate::model::SectorModel;
 use crate::own_lane::PATIENCE;
 use crate::plan::Plan;
 use crate::stamp::{self, SECTOR, Sequence};
@@ -58,7 +58,7 @@ pub(crate) struct Clients {
     pub(crate) lane_number: u16,
     pub(crate) lanes: u16,
     pub(crate) plan: Plan,
-    pub(crate) model: Arc<Model>,
+    pub(crate) model: Arc<SectorModel>,
     pub(crate) volume: Rc<dyn BlockService>,
     pub(crate) lane: Rc<Lane>,
     /// Lanes whose clients have ended.
@@ -92,7 +92,7 @@ impl Clients {
     pub(crate) fn new(
         (lane_number, lanes): (u16, u16),
         plan: Plan,
-        model: &Arc<Model>,
+        model: &Arc<SectorModel>,
         volume: Rc<dyn BlockService>,
         lane: Rc<Lane>,
         (ended, seed): (&Arc<AtomicU16>, u64),

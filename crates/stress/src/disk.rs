@@ -107,7 +107,7 @@ impl Disk {
 
     /// The device for the engine.
     pub(crate) fn device(self: &Arc<Self>) -> Arc<dyn Device> {
-        Arc::new(Handle(self.clone()))
+        Arc::new(DiskRef(self.clone()))
     }
 
     /// Visits the parts of a range, each with the offset within its part.
@@ -206,9 +206,9 @@ impl Disk {
     }
 }
 
-struct Handle(Arc<Disk>);
+struct DiskRef(Arc<Disk>);
 
-impl Device for Handle {
+impl Device for DiskRef {
     fn name(&self) -> &str {
         &self.0.name
     }
@@ -227,7 +227,7 @@ impl Device for Handle {
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
         let seed = context.clock.now().0;
-        Ok(Rc::new(Queue {
+        Ok(Rc::new(DiskQueue {
             disk: self.0.clone(),
             random: RefCell::new(fastrand::Rng::with_seed(seed)),
             ops: RefCell::default(),
@@ -242,13 +242,13 @@ struct Doing {
     begun: u64,
 }
 
-struct Queue {
+struct DiskQueue {
     disk: Arc<Disk>,
     random: RefCell<fastrand::Rng>,
     ops: RefCell<OpTable<Doing>>,
 }
 
-impl Queue {
+impl DiskQueue {
     fn carry_out(&self, op: DeviceOp, begun: u64) -> DeviceDone {
         if let Some(error) = self.disk.fails(&op, &mut self.random.borrow_mut()) {
             if matches!(op, DeviceOp::Sync) {
@@ -289,7 +289,7 @@ impl Queue {
     }
 }
 
-impl DeviceQueue for Queue {
+impl DeviceQueue for DiskQueue {
     fn start(&self, op: DeviceOp) -> OpId {
         let turns = self.random.borrow_mut().u32(..=self.disk.nature.turns);
         let begun = self.disk.medium.lock().next;

@@ -25,7 +25,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::after::{Cut, check_cut};
 use crate::client::{BLOCK, Clients, SECTORS};
 use crate::disk::{Book, Disk, Power};
-use crate::model::Model;
+use crate::model::SectorModel;
 use crate::own_lane::{OwnLane, PATIENCE, VOLUME};
 use crate::plan::{Failing, Plan, RamTier};
 use crate::stamp::Sequence;
@@ -44,7 +44,7 @@ struct Life {
     cache: Arc<Disk>,
     origin: Arc<Disk>,
     book: Arc<Book>,
-    model: Arc<Model>,
+    model: Arc<SectorModel>,
     clock: Arc<dyn Clock>,
     tier: Option<Arc<Tier>>,
     ended: Arc<AtomicU16>,
@@ -276,11 +276,12 @@ pub(crate) fn live(
     (seed, bug): (u64, Option<PlantedBug>),
     lanes: u16,
     time: Duration,
-) -> Arc<Model> {
+) -> Arc<SectorModel> {
     let power: Power = Arc::new(RwLock::new(()));
     let cache = Disk::new("cache", vec![0; plan.cache_bytes as usize], plan.cache, &power);
     let origin = Disk::new("origin", vec![0; (plan.blocks * BLOCK) as usize], plan.origin, &power);
-    let model = Arc::new(Model::new(plan.blocks * SECTORS, plan.failing != Failing::default()));
+    let model =
+        Arc::new(SectorModel::new(plan.blocks * SECTORS, plan.failing != Failing::default()));
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::new());
     let (cuts, left) = sync_channel(1);
     let life = Arc::new(Life {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::stamp::{self, Content, SECTOR, Sequence};
+use crate::stamp::{self, SECTOR, SectorValue, Sequence};
 
 /// One sector. It is written by one lane only, by one request at a time.
 #[derive(Default)]
@@ -22,7 +22,7 @@ struct Sector {
 
 /// Amount of work.
 #[derive(Default)]
-pub(crate) struct Counts {
+pub(crate) struct WorkCounts {
     pub(crate) reads: AtomicU64,
     pub(crate) writes: AtomicU64,
     /// Requests among both that were answered at once.
@@ -34,20 +34,20 @@ pub(crate) struct Counts {
 }
 
 /// The sectors of a volume, shared by all lanes.
-pub(crate) struct Model {
+pub(crate) struct SectorModel {
     sectors: Box<[Sector]>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: WorkCounts,
     /// Whether devices may fail, so that requests may.
     pub(crate) fails: bool,
     ends: AtomicBool,
     violation: Mutex<Option<String>>,
 }
 
-impl Model {
+impl SectorModel {
     pub(crate) fn new(sectors: u64, fails: bool) -> Self {
-        Model {
+        SectorModel {
             sectors: (0..sectors).map(|_| Sector::default()).collect(),
-            counts: Counts::default(),
+            counts: WorkCounts::default(),
             fails,
             ends: AtomicBool::new(false),
             violation: Mutex::new(None),
@@ -145,9 +145,9 @@ impl Model {
             let found = stamp::read(bytes, sector);
             let begun = own.begun.load(Ordering::SeqCst);
             let right = match found {
-                Content::Zeroes => own.zeroed.load(Ordering::SeqCst) >= *least,
-                Content::Written(sequence) => (*least..=begun).contains(&sequence),
-                Content::Alien => false,
+                SectorValue::Zeroes => own.zeroed.load(Ordering::SeqCst) >= *least,
+                SectorValue::Written(sequence) => (*least..=begun).contains(&sequence),
+                SectorValue::Alien => false,
             };
             if !right {
                 self.violated(format!(
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_read_finds_the_last_acknowledged_write_or_a_later_one() {
         let find = |sequence, least| {
-            let model = Model::new(1, false);
+            let model = SectorModel::new(1, false);
             model.begin(0, false);
             model.begin(0, true);
             model.begin(0, false);
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_flush_promises_no_writes_of_an_earlier_failed_flush() {
-        let model = Model::new(2, true);
+        let model = SectorModel::new(2, true);
         for sector in 0..2 {
             let sequence = model.begin(sector, false);
             model.acknowledge(sector, sequence);

@@ -9,7 +9,7 @@ pub(crate) type Sequence = u32;
 
 /// The content of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
+pub(crate) enum SectorValue {
     Zeroes,
     /// Written as this sector, with this sequence.
     Written(Sequence),
@@ -34,19 +34,19 @@ pub(crate) fn fill(into: &mut [u8], sector: u64, sequence: Sequence) {
 }
 
 /// Reads a sector.
-pub(crate) fn read(bytes: &[u8], sector: u64) -> Content {
+pub(crate) fn read(bytes: &[u8], sector: u64) -> SectorValue {
     let mut words = bytes.chunks_exact(WORD).map(|it| {
         let mut own = [0; WORD];
         own.copy_from_slice(it);
         u64::from_le_bytes(own)
     });
-    let Some(head) = words.next() else { return Content::Alien };
+    let Some(head) = words.next() else { return SectorValue::Alien };
     if head == 0 {
-        return if words.all(|word| word == 0) { Content::Zeroes } else { Content::Alien };
+        return if words.all(|word| word == 0) { SectorValue::Zeroes } else { SectorValue::Alien };
     }
     let sequence = head as Sequence;
     let own = words.zip(1..).all(|(found, at)| found == word(sector, sequence, at));
-    if head >> 32 == sector && own { Content::Written(sequence) } else { Content::Alien }
+    if head >> 32 == sector && own { SectorValue::Written(sequence) } else { SectorValue::Alien }
 }
 
 #[cfg(test)]
@@ -56,15 +56,15 @@ mod tests {
     #[test]
     fn a_sector_is_known_by_its_content_and_a_mixture_is_not() {
         let mut one = [0; SECTOR];
-        assert_eq!(read(&one, 7), Content::Zeroes);
+        assert_eq!(read(&one, 7), SectorValue::Zeroes);
         fill(&mut one, 7, 3);
-        assert_eq!((read(&one, 7), read(&one, 8)), (Content::Written(3), Content::Alien));
+        assert_eq!((read(&one, 7), read(&one, 8)), (SectorValue::Written(3), SectorValue::Alien));
         let mut other = [0; SECTOR];
         fill(&mut other, 7, 4);
         for at in (0..SECTOR).step_by(WORD) {
             let mut torn = other;
             torn[at..at + WORD].copy_from_slice(&one[at..at + WORD]);
-            assert_eq!(read(&torn, 7), Content::Alien, "{at}");
+            assert_eq!(read(&torn, 7), SectorValue::Alien, "{at}");
         }
     }
 }

@@ -65,7 +65,7 @@ struct Rule {
 
 /// Operations that the device has carried out.
 #[derive(Default)]
-struct Counts {
+struct DeviceTotals {
     bytes_read: u64,
     writes: u64,
     discards: u64,
@@ -88,7 +88,7 @@ type Observer = Arc<dyn Fn(&DeviceOp) + Send + Sync>;
 pub struct Faults {
     rules: Mutex<Vec<Rule>>,
     hung: Mutex<Hung>,
-    counts: Mutex<Counts>,
+    counts: Mutex<DeviceTotals>,
     observer: Mutex<Option<Observer>>,
     fenced: AtomicBool,
     protected: AtomicBool,

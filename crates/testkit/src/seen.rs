@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_core::{Identity, Sectors};
 use forebay_device::{Device, DeviceError, DeviceQueue, QueueContext};
 
-struct Seen {
+struct DeviceView {
     inner: Arc<dyn Device>,
     sectors: Sectors,
     read_only: bool,
@@ -14,15 +14,15 @@ struct Seen {
 
 /// Returns `inner` with these sectors.
 pub fn with_sectors(inner: &Arc<dyn Device>, sectors: Sectors) -> Arc<dyn Device> {
-    Arc::new(Seen { inner: inner.clone(), sectors, read_only: false })
+    Arc::new(DeviceView { inner: inner.clone(), sectors, read_only: false })
 }
 
 /// Returns `inner` as it is when it was opened for reading only.
 pub fn for_reading(inner: &Arc<dyn Device>) -> Arc<dyn Device> {
-    Arc::new(Seen { inner: inner.clone(), sectors: inner.sectors(), read_only: true })
+    Arc::new(DeviceView { inner: inner.clone(), sectors: inner.sectors(), read_only: true })
 }
 
-impl Device for Seen {
+impl Device for DeviceView {
     fn name(&self) -> &str {
         self.inner.name()
     }

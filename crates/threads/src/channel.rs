@@ -11,21 +11,21 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::scheduler::Here;
-use crate::sync::Event;
+use crate::sync::LockEvent;
 use crate::time::Instant;
 
-struct Queue<T> {
+struct MessageQueue<T> {
     messages: VecDeque<T>,
     senders: usize,
     has_receiver: bool,
 }
 
-struct Shared<T> {
-    queue: Mutex<Queue<T>>,
+struct ChannelState<T> {
+    queue: Mutex<MessageQueue<T>>,
     /// A message or the end of all senders.
-    arrival: Event,
+    arrival: LockEvent,
     /// Space or the end of the receiver.
-    space: Event,
+    space: LockEvent,
     most: usize,
 }
 
@@ -41,9 +41,9 @@ fn unwinds() -> bool {
     std::thread::panicking() && Here::get().is_some_and(|here| here.is_ending())
 }
 
-impl<T> Shared<T> {
+impl<T> ChannelState<T> {
     /// Sends if there is space.
-    fn push(&self, queue: &mut Queue<T>, message: T) -> Result<(), TrySendError<T>> {
+    fn push(&self, queue: &mut MessageQueue<T>, message: T) -> Result<(), TrySendError<T>> {
         if !queue.has_receiver {
             return Err(TrySendError::Disconnected(message));
         }
@@ -78,7 +78,7 @@ impl<T> Shared<T> {
         }
     }
 
-    fn pop(&self, mut queue: MutexGuard<'_, Queue<T>>) -> Result<T, TryRecvError> {
+    fn pop(&self, mut queue: MutexGuard<'_, MessageQueue<T>>) -> Result<T, TryRecvError> {
         match queue.messages.pop_front() {
             Some(message) => {
                 drop(queue);
@@ -125,9 +125,10 @@ impl<T> Shared<T> {
     }
 }
 
-fn shared<T>(most: usize) -> Arc<Shared<T>> {
-    let queue = Mutex::new(Queue { messages: VecDeque::new(), senders: 1, has_receiver: true });
-    Arc::new(Shared { queue, arrival: Event::new(), space: Event::new(), most })
+fn shared<T>(most: usize) -> Arc<ChannelState<T>> {
+    let queue =
+        Mutex::new(MessageQueue { messages: VecDeque::new(), senders: 1, has_receiver: true });
+    Arc::new(ChannelState { queue, arrival: LockEvent::new(), space: LockEvent::new(), most })
 }
 
 /// Makes an unbounded queue.
@@ -143,7 +144,7 @@ pub fn sync_channel<T>(most: usize) -> (SyncSender<T>, Receiver<T>) {
 }
 
 /// Sends into a queue without bounds.
-pub struct Sender<T>(Arc<Shared<T>>);
+pub struct Sender<T>(Arc<ChannelState<T>>);
 
 impl<T> Sender<T> {
     /// Sends, without waiting.
@@ -175,7 +176,7 @@ impl<T> fmt::Debug for Sender<T> {
 }
 
 /// Sends into a queue with bounds.
-pub struct SyncSender<T>(Arc<Shared<T>>);
+pub struct SyncSender<T>(Arc<ChannelState<T>>);
 
 impl<T> SyncSender<T> {
     /// Waits for space, and sends.
@@ -216,7 +217,7 @@ impl<T> fmt::Debug for SyncSender<T> {
 }
 
 /// Receives from a queue.
-pub struct Receiver<T>(Arc<Shared<T>>);
+pub struct Receiver<T>(Arc<ChannelState<T>>);
 
 impl<T> Receiver<T> {
     /// Waits for a message.

@@ -5,7 +5,7 @@ use std::panic::Location;
 
 /// The place at which a thread of a simulation waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaitPoint {
     /// The thread's name.
     pub thread: String,
     /// The kind of its wait.
@@ -14,7 +14,7 @@ pub struct Waiting {
     pub at: &'static Location<'static>,
 }
 
-impl fmt::Display for Waiting {
+impl fmt::Display for WaitPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "'{}' waits for {} at {}", self.thread, self.what, self.at)
     }
@@ -31,14 +31,14 @@ pub enum Failure {
         message: String,
     },
     /// No thread can continue.
-    Deadlock(Vec<Waiting>),
+    Deadlock(Vec<WaitPoint>),
     /// The steps or the time of the [`Plan`](crate::Plan) are used up.
-    Endless(Vec<Waiting>),
+    Endless(Vec<WaitPoint>),
     /// These threads did not end after the end of the run or a crash: they wait for each other, or
     /// loop.
-    Left(Vec<Waiting>),
+    Left(Vec<WaitPoint>),
     /// A thread waits for something that is not simulated. It is left behind, with all others.
-    Stuck(Waiting),
+    Stuck(WaitPoint),
 }
 
 impl fmt::Display for Failure {

@@ -35,9 +35,9 @@ pub mod time;
 pub mod unwind;
 
 pub use channel::{Receiver, Sender, SyncSender, channel, sync_channel};
-pub use failure::{Failure, Waiting};
+pub use failure::{Failure, WaitPoint};
 pub use schedule::{Decisions, Enumeration, Plan};
-pub use simulation::{Outcome, Simulation};
+pub use simulation::{RunOutcome, Simulation};
 pub use sync::{Condvar, Mutex, MutexGuard, WaitTimeoutResult};
 pub use thread::{JoinHandle, Parker, Unparker, sleep, spawn, step, yield_now};
 pub use time::Instant;

@@ -86,7 +86,7 @@ impl FromStr for Decisions {
 }
 
 #[derive(Clone, Debug)]
-enum Source {
+enum DecisionSource {
     Seed(u64),
     Given(Decisions),
 }
@@ -94,7 +94,7 @@ enum Source {
 /// Parameters of a simulation's run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    source: Source,
+    source: DecisionSource,
     /// Whether every lock is a yield point, not only a contended one. Without this a run has fewer
     /// steps and fewer interleavings.
     pub every_lock: bool,
@@ -108,7 +108,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    fn new(source: Source) -> Self {
+    fn new(source: DecisionSource) -> Self {
         let most_time = Duration::from_secs(7 * 24 * 3600);
         Plan { source, every_lock: true, early: false, most_steps: 10_000_000, most_time }
     }
@@ -116,13 +116,13 @@ impl Plan {
     /// Chooses at random. The seed also selects the strategy: preemption at every step or seldom,
     /// by uniform choice or by priorities that change seldom.
     pub fn seed(seed: u64) -> Self {
-        Plan::new(Source::Seed(seed))
+        Plan::new(DecisionSource::Seed(seed))
     }
 
     /// Repeats the decisions of another run, and preempts no thread after the last of them. The
     /// other fields must be the same.
     pub fn repeat(decisions: Decisions) -> Self {
-        Plan::new(Source::Given(decisions))
+        Plan::new(DecisionSource::Given(decisions))
     }
 
     /// Sets [`Plan::every_lock`].
@@ -151,8 +151,8 @@ impl Plan {
 
     pub(crate) fn chooser(&self) -> Chooser {
         let manner = match &self.source {
-            Source::Given(given) => Manner::Given(given.clone()),
-            Source::Seed(seed) => Manner::random(Rng::with_seed(*seed)),
+            DecisionSource::Given(given) => Manner::Given(given.clone()),
+            DecisionSource::Seed(seed) => Manner::random(Rng::with_seed(*seed)),
         };
         Chooser { manner, made: Decisions::default() }
     }
@@ -191,7 +191,7 @@ impl Enumeration {
 
 /// State of the running thread at a decision.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Running {
+pub(crate) enum ThreadState {
     /// The thread waits or has ended.
     Waits,
     /// The thread is ready, and comes first among the threads.
@@ -201,10 +201,10 @@ pub(crate) enum Running {
 }
 
 /// The possibilities of one decision.
-pub(crate) struct Choice<'a> {
+pub(crate) struct DecisionOptions<'a> {
     /// The threads that could go on.
     pub(crate) threads: &'a [usize],
-    pub(crate) running: Running,
+    pub(crate) running: ThreadState,
     /// Whether virtual time may advance instead; this is the last possibility.
     pub(crate) time: bool,
 }
@@ -248,7 +248,7 @@ pub(crate) struct Chooser {
 
 impl Chooser {
     /// Chooses one of the possibilities; returns its index.
-    pub(crate) fn choose(&mut self, choice: &Choice) -> usize {
+    pub(crate) fn choose(&mut self, choice: &DecisionOptions) -> usize {
         let of = choice.threads.len() + usize::from(choice.time);
         if of < 2 {
             return 0;
@@ -266,7 +266,7 @@ impl Chooser {
             }
             _ if passes => of - 1,
             Manner::Even { rng, stay } => {
-                let stays = choice.running == Running::Stays && rng.u32(..64) < *stay;
+                let stays = choice.running == ThreadState::Stays && rng.u32(..64) < *stay;
                 if stays { 0 } else { rng.usize(..choice.threads.len()) }
             }
             Manner::Ranked { rng, ranks, lowest, change } => {
@@ -275,9 +275,9 @@ impl Chooser {
                     ranks.push((1 << 32) + u64::from(rng.u32(..)));
                 }
                 let falls = match choice.running {
-                    Running::Stays if rng.u32(..*change) == 0 => choice.threads.first(),
-                    Running::Yields => choice.threads.last(),
-                    Running::Stays | Running::Waits => None,
+                    ThreadState::Stays if rng.u32(..*change) == 0 => choice.threads.first(),
+                    ThreadState::Yields => choice.threads.last(),
+                    ThreadState::Stays | ThreadState::Waits => None,
                 };
                 if let Some(&falls) = falls {
                     *lowest -= 1;
@@ -287,7 +287,7 @@ impl Chooser {
                 ranked.max_by_key(|(_, thread)| ranks[**thread]).map_or(0, |(index, _)| index)
             }
         };
-        let stays = choice.running == Running::Stays;
+        let stays = choice.running == ThreadState::Stays;
         self.made.0.push(Decision { chosen: chosen as u32, of: of as u32, stays });
         chosen
     }

@@ -12,8 +12,8 @@ use std::time::Duration;
 use forebay_core::{Clock, Nanos};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::failure::{Failure, Waiting};
-use crate::schedule::{Choice, Chooser, Plan, Running};
+use crate::failure::{Failure, WaitPoint};
+use crate::schedule::{Chooser, DecisionOptions, Plan, ThreadState};
 use crate::unwind;
 
 /// Steps that a thread may take to unwind after a crash. A thread that needs more is stuck; it is
@@ -25,10 +25,10 @@ const SPINS: u32 = 8;
 
 /// The event that a thread waits for. Addresses are only compared, so they may differ between runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Key {
+pub(crate) enum WaitKey {
     /// The lock at this address.
     Lock(usize),
-    /// The [`Event`](crate::sync::Event) at this address.
+    /// The [`LockEvent`](crate::sync::LockEvent) at this address.
     Event(usize),
     /// The end of a thread.
     End(usize),
@@ -51,7 +51,7 @@ pub(crate) enum Woken {
 enum Standing {
     Ready(Woken),
     Waits {
-        key: Key,
+        key: WaitKey,
         deadline: Option<Nanos>,
     },
     Ended,
@@ -78,7 +78,7 @@ impl Thread {
         matches!(self.standing, Standing::Ready(_))
     }
 
-    fn waits_for(&self, wanted: Key) -> bool {
+    fn waits_for(&self, wanted: WaitKey) -> bool {
         matches!(self.standing, Standing::Waits { key, .. } if key == wanted)
     }
 
@@ -126,20 +126,20 @@ impl Clock for Core {
 
 impl State {
     /// Returns which threads wait, and where.
-    pub(crate) fn waiting(&self) -> Vec<Waiting> {
+    pub(crate) fn waiting(&self) -> Vec<WaitPoint> {
         let describe = |thread: &Thread| {
             let what = match thread.standing {
                 Standing::Ended => return None,
                 Standing::Lost => "its end",
                 Standing::Ready(_) => "its turn",
-                Standing::Waits { key: Key::Lock(_), .. } => "a lock",
-                Standing::Waits { key: Key::Event(_), deadline: None } => "an event",
-                Standing::Waits { key: Key::Event(_), deadline: Some(_) } => "an event or time",
-                Standing::Waits { key: Key::End(_), .. } => "the end of a thread",
-                Standing::Waits { key: Key::Time, .. } => "time",
-                Standing::Waits { key: Key::Crash, .. } => "the crash",
+                Standing::Waits { key: WaitKey::Lock(_), .. } => "a lock",
+                Standing::Waits { key: WaitKey::Event(_), deadline: None } => "an event",
+                Standing::Waits { key: WaitKey::Event(_), deadline: Some(_) } => "an event or time",
+                Standing::Waits { key: WaitKey::End(_), .. } => "the end of a thread",
+                Standing::Waits { key: WaitKey::Time, .. } => "time",
+                Standing::Waits { key: WaitKey::Crash, .. } => "the crash",
             };
-            Some(Waiting { thread: thread.name.clone(), what, at: thread.at })
+            Some(WaitPoint { thread: thread.name.clone(), what, at: thread.at })
         };
         self.threads.iter().filter_map(describe).collect()
     }
@@ -150,9 +150,9 @@ impl State {
     }
 
     /// Returns the thread whose turn it is, and where it was last.
-    pub(crate) fn running(&self) -> Option<Waiting> {
+    pub(crate) fn running(&self) -> Option<WaitPoint> {
         let thread = self.threads.get(self.running?)?;
-        Some(Waiting { thread: thread.name.clone(), what: "something real", at: thread.at })
+        Some(WaitPoint { thread: thread.name.clone(), what: "something real", at: thread.at })
     }
 
     pub(crate) fn draw(&mut self) -> u128 {
@@ -167,19 +167,20 @@ impl State {
         self.threads[id].standing = Standing::Ready(woken);
     }
 
-    fn waiters(&self, key: Key) -> Vec<usize> {
+    fn waiters(&self, key: WaitKey) -> Vec<usize> {
         (0..self.threads.len()).filter(|&id| self.threads[id].waits_for(key)).collect()
     }
 
-    pub(crate) fn wake_all(&mut self, key: Key) {
+    pub(crate) fn wake_all(&mut self, key: WaitKey) {
         for id in self.waiters(key) {
             self.wake(id, Woken::Notified);
         }
     }
 
-    pub(crate) fn wake_one(&mut self, key: Key) {
+    pub(crate) fn wake_one(&mut self, key: WaitKey) {
         let waiters = self.waiters(key);
-        let choice = Choice { threads: &waiters, running: Running::Waits, time: false };
+        let choice =
+            DecisionOptions { threads: &waiters, running: ThreadState::Waits, time: false };
         if let Some(&id) = waiters.get(self.chooser.choose(&choice)) {
             self.wake(id, Woken::Notified);
         }
@@ -297,11 +298,11 @@ impl Core {
     /// Gives the first turn to the first thread.
     pub(crate) fn begin(&self) {
         let mut state = self.state.lock();
-        self.pass_on(&mut state, None, Running::Waits);
+        self.pass_on(&mut state, None, ThreadState::Waits);
     }
 
     /// Chooses the thread that goes on. `me`: the running one.
-    fn pass_on(&self, state: &mut State, me: Option<usize>, running: Running) {
+    fn pass_on(&self, state: &mut State, me: Option<usize>, running: ThreadState) {
         state.steps += 1;
         if !state.over && (state.steps > self.most_steps || state.now > self.most_time) {
             let waiting = state.waiting();
@@ -324,7 +325,7 @@ impl Core {
         }
     }
 
-    fn next(&self, state: &mut State, me: Option<usize>, running: Running) -> Option<usize> {
+    fn next(&self, state: &mut State, me: Option<usize>, running: ThreadState) -> Option<usize> {
         loop {
             // Threads that are being ended run first, round-robin: their order is no decision.
             for id in state.ready(me, |thread| thread.last_turns == Some(0)) {
@@ -333,7 +334,7 @@ impl Core {
             if let Some(&id) = state.ready(me, Thread::is_ending).first() {
                 return Some(id);
             }
-            state.wake_all(Key::Crash);
+            state.wake_all(WaitKey::Crash);
             let mut ready = state.ready(me, |_| true);
             // All ready threads spin, so virtual time advances to the next deadline.
             if ready.iter().all(|&id| state.threads[id].spins >= SPINS)
@@ -344,11 +345,11 @@ impl Core {
             }
             if !ready.is_empty() {
                 // The running one is the last in turn.
-                if running == Running::Stays {
+                if running == ThreadState::Stays {
                     ready.rotate_right(1);
                 }
                 let time = if self.early { state.next_deadline() } else { None };
-                let chosen = state.chooser.choose(&Choice {
+                let chosen = state.chooser.choose(&DecisionOptions {
                     threads: &ready,
                     running,
                     time: time.is_some(),
@@ -375,8 +376,9 @@ impl Core {
 
     /// Wakes the threads that wait for another thread to end. Returns whether there are any.
     fn give_up_joining(&self, state: &mut State) -> bool {
-        let joins =
-            |thread: &Thread| matches!(thread.standing, Standing::Waits { key: Key::End(_), .. });
+        let joins = |thread: &Thread| {
+            matches!(thread.standing, Standing::Waits { key: WaitKey::End(_), .. })
+        };
         let joining: Vec<usize> =
             (0..state.threads.len()).filter(|&id| joins(&state.threads[id])).collect();
         for &id in &joining {
@@ -440,12 +442,12 @@ impl Here {
             state.failures.push(Failure::Panic { thread, message });
         }
         state.threads[self.me].standing = Standing::Ended;
-        state.wake_all(Key::End(self.me));
+        state.wake_all(WaitKey::End(self.me));
         if self.me == 0 {
             state.over = true;
             state.doom(None);
         }
-        self.core.pass_on(&mut state, Some(self.me), Running::Waits);
+        self.core.pass_on(&mut state, Some(self.me), ThreadState::Waits);
     }
 
     fn wait_for_turn(&self, state: &mut MutexGuard<'_, State>) -> Woken {
@@ -461,13 +463,18 @@ impl Here {
 
     /// Hands over to the next thread, and returns when this one is chosen again. Unwinds if this
     /// one is being ended.
-    fn pause(&self, standing: Standing, running: Running, at: &'static Location<'static>) -> Woken {
+    fn pause(
+        &self,
+        standing: Standing,
+        running: ThreadState,
+        at: &'static Location<'static>,
+    ) -> Woken {
         let mut state = self.core.state.lock();
         (self.me, at.file(), at.line()).hash(&mut state.trace);
         let (now, thread) = (state.now, &mut state.threads[self.me]);
         thread.at = at;
         thread.spins = match (running, standing) {
-            (Running::Yields, _) => thread.spins.saturating_add(1),
+            (ThreadState::Yields, _) => thread.spins.saturating_add(1),
             (_, Standing::Waits { .. }) => 0,
             _ => thread.spins,
         };
@@ -478,7 +485,7 @@ impl Here {
         }
         thread.standing = match standing {
             // Their holders unwind as well, so this has an end.
-            Standing::Waits { key: Key::Lock(_) | Key::End(_), .. } => standing,
+            Standing::Waits { key: WaitKey::Lock(_) | WaitKey::End(_), .. } => standing,
             Standing::Waits { deadline, .. } if ends => {
                 thread.skipped += deadline.unwrap_or(now).since(now);
                 Standing::Ready(Woken::Crashed)
@@ -497,35 +504,35 @@ impl Here {
 
     /// Lets another thread go on, or this one.
     pub(crate) fn step(&self, at: &'static Location<'static>) {
-        self.pause(Standing::Ready(Woken::Notified), Running::Stays, at);
+        self.pause(Standing::Ready(Woken::Notified), ThreadState::Stays, at);
     }
 
     /// Lets other threads go first.
     pub(crate) fn give_way(&self, at: &'static Location<'static>) {
-        self.pause(Standing::Ready(Woken::Notified), Running::Yields, at);
+        self.pause(Standing::Ready(Woken::Notified), ThreadState::Yields, at);
     }
 
     /// Waits until `key` is woken, at most until `deadline`.
     pub(crate) fn wait(
         &self,
-        key: Key,
+        key: WaitKey,
         deadline: Option<Nanos>,
         at: &'static Location<'static>,
     ) -> Woken {
-        self.pause(Standing::Waits { key, deadline }, Running::Waits, at)
+        self.pause(Standing::Waits { key, deadline }, ThreadState::Waits, at)
     }
 
     /// Ends every other thread and waits until they have ended.
     pub(crate) fn crash(&self, at: &'static Location<'static>) {
         self.core.state.lock().doom(Some(self.me));
-        self.wait(Key::Crash, None, at);
+        self.wait(WaitKey::Crash, None, at);
     }
 
-    pub(crate) fn wake_all(&self, key: Key) {
+    pub(crate) fn wake_all(&self, key: WaitKey) {
         self.core.state.lock().wake_all(key);
     }
 
-    pub(crate) fn wake_one(&self, key: Key) {
+    pub(crate) fn wake_one(&self, key: WaitKey) {
         self.core.state.lock().wake_one(key);
     }
 }

@@ -17,7 +17,7 @@ const STUCK: Duration = Duration::from_secs(60);
 
 /// The outcome of a run.
 #[derive(Clone, Debug)]
-pub struct Outcome<T> {
+pub struct RunOutcome<T> {
     /// The result of the first thread; absent if it did not return.
     pub result: Option<T>,
     /// All failures; empty if the run was good.
@@ -32,7 +32,7 @@ pub struct Outcome<T> {
     pub time: Duration,
 }
 
-impl<T> Outcome<T> {
+impl<T> RunOutcome<T> {
     /// Returns the result.
     ///
     /// # Panics
@@ -61,7 +61,7 @@ impl Simulation {
     pub fn run<T: Send + 'static>(
         plan: impl Into<Plan>,
         first: impl FnOnce() -> T + Send + 'static,
-    ) -> Outcome<T> {
+    ) -> RunOutcome<T> {
         let core = Arc::new(Core::new(&plan.into()));
         let thread = thread::start(&core, "first", None, Location::caller(), first);
         let begun = thread.is_ok();
@@ -103,7 +103,7 @@ impl Simulation {
                 None
             }
         };
-        Outcome { result, failures, decisions, trace, steps, time }
+        RunOutcome { result, failures, decisions, trace, steps, time }
     }
 
     /// Returns the simulation of the calling thread.

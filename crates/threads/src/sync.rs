@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_core::Clock;
 
-use crate::scheduler::{Here, Key, Woken};
+use crate::scheduler::{Here, WaitKey, Woken};
 use crate::time::Instant;
 
 /// A lock. A panic of its holder releases it, and has no other effect on it.
@@ -59,8 +59,8 @@ impl<T> Mutex<T> {
         self.0.get_mut()
     }
 
-    fn key(&self) -> Key {
-        Key::Lock(std::ptr::from_ref(self).addr())
+    fn key(&self) -> WaitKey {
+        WaitKey::Lock(std::ptr::from_ref(self).addr())
     }
 
     fn held<'a>(
@@ -111,7 +111,7 @@ impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
 /// Tells simulated threads that a lock is free.
 struct Release {
     here: Here,
-    key: Key,
+    key: WaitKey,
 }
 
 impl Drop for Release {
@@ -123,15 +123,15 @@ impl Drop for Release {
 /// An event below a `parking_lot` lock. Simulated threads hold such a lock only between two yield
 /// points.
 #[derive(Default)]
-pub(crate) struct Event(parking_lot::Condvar);
+pub(crate) struct LockEvent(parking_lot::Condvar);
 
-impl Event {
+impl LockEvent {
     pub(crate) const fn new() -> Self {
-        Event(parking_lot::Condvar::new())
+        LockEvent(parking_lot::Condvar::new())
     }
 
-    fn key(&self) -> Key {
-        Key::Event(std::ptr::from_ref(self).addr())
+    fn key(&self) -> WaitKey {
+        WaitKey::Event(std::ptr::from_ref(self).addr())
     }
 
     /// Waits for the event without the lock, at most for `time`. Returns whether that has passed.
@@ -207,12 +207,12 @@ impl WaitTimeoutResult {
 
 /// Threads that wait for a change below a [`Mutex`].
 #[derive(Default)]
-pub struct Condvar(Event);
+pub struct Condvar(LockEvent);
 
 impl Condvar {
     /// Makes one that no thread waits for.
     pub const fn new() -> Self {
-        Condvar(Event::new())
+        Condvar(LockEvent::new())
     }
 
     /// Releases the lock, waits to be notified, and takes the lock again.

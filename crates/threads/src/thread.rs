@@ -8,8 +8,8 @@ use std::time::Duration;
 use forebay_core::Clock;
 use parking_lot::Mutex;
 
-use crate::scheduler::{Core, Here, Key, Woken};
-use crate::sync::Event;
+use crate::scheduler::{Core, Here, WaitKey, Woken};
+use crate::sync::LockEvent;
 use crate::unwind;
 
 /// Starts a thread called `name`.
@@ -89,7 +89,7 @@ impl<T> JoinHandle<T> {
                     && woken == Woken::Notified
                     && !core.state.lock().is_gone(id)
                 {
-                    woken = here.wait(Key::End(id), None, at);
+                    woken = here.wait(WaitKey::End(id), None, at);
                 }
                 result.lock().take().unwrap_or_else(|| Err(unwind::payload()))
             }
@@ -104,7 +104,7 @@ pub fn sleep(time: Duration) {
         None => std::thread::sleep(time),
         Some(here) => {
             let end = here.core.now() + time;
-            here.wait(Key::Time, Some(end), Location::caller());
+            here.wait(WaitKey::Time, Some(end), Location::caller());
         }
     }
 }
@@ -131,7 +131,7 @@ pub fn step() {
 #[derive(Default)]
 struct Permit {
     given: Mutex<bool>,
-    event: Event,
+    event: LockEvent,
 }
 
 /// Lets one thread wait until another [unparks](Unparker::unpark) it.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::str::FromStr;
 
-use super::vscsi::Version;
+use super::vscsi::VscsiVersion;
 use super::{blkparse, csv, iolog, msr};
 
 /// The formats that are read. The modules of these names describe them.
@@ -57,7 +57,7 @@ impl FromStr for Format {
 /// name too.
 pub(super) fn tell(head: &[u8], path: &Path) -> Option<Format> {
     if head.contains(&0) {
-        return Version::tell(head).map(|_| Format::Vscsi);
+        return VscsiVersion::tell(head).map(|_| Format::Vscsi);
     }
     let text = String::from_utf8_lossy(head);
     let first = text.lines().map(str::trim).find(|line| !line.is_empty())?;

@@ -12,22 +12,22 @@ use super::{Parsed, request};
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Iolog {
-    version: Option<Version>,
+    version: Option<IologVersion>,
     devices: Names,
     /// Microseconds that were waited for so far.
     waited: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
+enum IologVersion {
     Two,
     Three,
 }
 
-fn version(line: &str) -> Option<Version> {
+fn version(line: &str) -> Option<IologVersion> {
     match line {
-        "fio version 2 iolog" => Some(Version::Two),
-        "fio version 3 iolog" => Some(Version::Three),
+        "fio version 2 iolog" => Some(IologVersion::Two),
+        "fio version 3 iolog" => Some(IologVersion::Three),
         _ => None,
     }
 }
@@ -80,8 +80,8 @@ impl LineFormat for Iolog {
                 Ok(None)
             }
             (None, None) => Err("the first line is not 'fio version 2 iolog', nor 3".to_owned()),
-            (Some(Version::Two), None) => self.action(line, None),
-            (Some(Version::Three), None) => {
+            (Some(IologVersion::Two), None) => self.action(line, None),
+            (Some(IologVersion::Three), None) => {
                 let (time, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
                 self.action(rest.trim_start(), Some(number(time, "time in microseconds")?))
             }

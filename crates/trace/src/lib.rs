@@ -95,12 +95,12 @@ pub struct Requests {
 }
 
 /// A file that counts the bytes read.
-struct Counted {
+struct CountingFile {
     file: File,
     bytes: Arc<AtomicU64>,
 }
 
-impl Read for Counted {
+impl Read for CountingFile {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.file.read(buffer)?;
         self.bytes.fetch_add(count as u64, Ordering::Relaxed);
@@ -147,7 +147,7 @@ pub fn open(path: &Path, format: Option<Format>, shift: u64) -> TraceResult<Requ
         )));
     }
     let bytes_read = Arc::new(AtomicU64::new(0));
-    let raw: Box<dyn Read + Send> = Box::new(Counted { file, bytes: bytes_read.clone() });
+    let raw: Box<dyn Read + Send> = Box::new(CountingFile { file, bytes: bytes_read.clone() });
     let (magic, raw) = begin(raw, 4).map_err(failed)?;
     let plain = if zst::is_compressed(&magic) { Box::new(zst::Frames::new(raw)) } else { raw };
     let (head, plain) = begin(plain, HEAD).map_err(failed)?;
@@ -166,7 +166,7 @@ pub fn open(path: &Path, format: Option<Format>, shift: u64) -> TraceResult<Requ
         Format::Msr => text::lines(name, source, msr::Msr::default()),
         Format::Blkparse => text::lines(name, source, blkparse::Blkparse::default()),
         Format::Iolog => text::lines(name, source, iolog::Iolog::default()),
-        Format::Vscsi => Box::new(vscsi::Records::new(name, source)),
+        Format::Vscsi => Box::new(vscsi::VscsiRecords::new(name, source)),
     };
     let file_bytes = metadata.len();
     Ok(Requests { format, requests, first: None, shift, failed: false, file_bytes, bytes_read })

@@ -21,10 +21,10 @@ pub(super) fn lines<F: LineFormat + Send + 'static>(
     source: impl BufRead + Send + 'static,
     format: F,
 ) -> Box<dyn Iterator<Item = TraceResult<Request>> + Send> {
-    Box::new(Lines { name, source, format, number: 0, buffer: Vec::new() })
+    Box::new(LineReader { name, source, format, number: 0, buffer: Vec::new() })
 }
 
-struct Lines<S, F> {
+struct LineReader<S, F> {
     name: String,
     source: S,
     format: F,
@@ -33,7 +33,7 @@ struct Lines<S, F> {
     buffer: Vec<u8>,
 }
 
-impl<S: BufRead, F: LineFormat> Iterator for Lines<S, F> {
+impl<S: BufRead, F: LineFormat> Iterator for LineReader<S, F> {
     type Item = TraceResult<Request>;
 
     fn next(&mut self) -> Option<Self::Item> {

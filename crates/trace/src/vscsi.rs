@@ -23,7 +23,7 @@ use crate::error::{TraceResult, unreadable};
 use super::{Parsed, Request, request, sectors};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Version {
+pub(super) enum VscsiVersion {
     One,
     Two,
 }
@@ -36,26 +36,26 @@ struct Layout {
     len: usize,
 }
 
-impl Version {
-    const ALL: [Version; 2] = [Version::One, Version::Two];
+impl VscsiVersion {
+    const ALL: [VscsiVersion; 2] = [VscsiVersion::One, VscsiVersion::Two];
 
     fn layout(self) -> Layout {
         match self {
-            Version::One => Layout { bytes: 32, command: 12, version: 14, len: 4 },
-            Version::Two => Layout { bytes: 40, command: 0, version: 2, len: 8 },
+            VscsiVersion::One => Layout { bytes: 32, command: 12, version: 14, len: 4 },
+            VscsiVersion::Two => Layout { bytes: 40, command: 0, version: 2, len: 8 },
         }
     }
 
     fn number(self) -> u8 {
         match self {
-            Version::One => 1,
-            Version::Two => 2,
+            VscsiVersion::One => 1,
+            VscsiVersion::Two => 2,
         }
     }
 
     /// Returns the version of a file by its first records: at least one, and all examined ones.
-    pub(super) fn tell(head: &[u8]) -> Option<Version> {
-        Version::ALL.into_iter().find(|version| {
+    pub(super) fn tell(head: &[u8]) -> Option<VscsiVersion> {
+        VscsiVersion::ALL.into_iter().find(|version| {
             let layout = version.layout();
             let marked = |record: &[u8]| record.get(layout.version + 1) == Some(&version.number());
             head.len() >= layout.bytes && head.chunks_exact(layout.bytes).take(4).all(marked)
@@ -78,7 +78,7 @@ fn op(command: u64) -> Option<Op> {
     }
 }
 
-fn parse(record: &[u8], version: Version) -> Parsed {
+fn parse(record: &[u8], version: VscsiVersion) -> Parsed {
     let layout = version.layout();
     if record.get(layout.version + 1) != Some(&version.number()) {
         return Err(format!("this is no record of version {}", version.number()));
@@ -93,17 +93,17 @@ fn parse(record: &[u8], version: Version) -> Parsed {
 }
 
 /// The requests of a file.
-pub(super) struct Records<S> {
+pub(super) struct VscsiRecords<S> {
     name: String,
     source: S,
-    version: Option<Version>,
+    version: Option<VscsiVersion>,
     /// Number of the last record that was read, from 1.
     number: u64,
 }
 
-impl<S: Read> Records<S> {
+impl<S: Read> VscsiRecords<S> {
     pub(super) fn new(name: String, source: S) -> Self {
-        Records { name, source, version: None, number: 0 }
+        VscsiRecords { name, source, version: None, number: 0 }
     }
 
     /// The next record, or as much as there is of it, after `begun`.
@@ -120,14 +120,14 @@ impl<S: Read> Records<S> {
         let version = match self.version {
             Some(version) => version,
             None => {
-                self.fill(&mut record, Version::One.layout().bytes)?;
+                self.fill(&mut record, VscsiVersion::One.layout().bytes)?;
                 if record.is_empty() {
                     return Ok(None);
                 }
-                let marked = |version: &Version| {
+                let marked = |version: &VscsiVersion| {
                     record.get(version.layout().version + 1) == Some(&version.number())
                 };
-                let version = Version::ALL.into_iter().find(marked);
+                let version = VscsiVersion::ALL.into_iter().find(marked);
                 version.ok_or("this is no record of version 1 or 2")?
             }
         };
@@ -144,7 +144,7 @@ impl<S: Read> Records<S> {
     }
 }
 
-impl<S: Read> Iterator for Records<S> {
+impl<S: Read> Iterator for VscsiRecords<S> {
     type Item = TraceResult<Request>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -187,14 +187,14 @@ mod tests {
     }
 
     fn read(bytes: &[u8]) -> TraceResult<Vec<Request>> {
-        Records::new("trace".to_owned(), bytes).collect()
+        VscsiRecords::new("trace".to_owned(), bytes).collect()
     }
 
     #[test]
     fn both_versions_say_the_same() {
         for (record, version) in [
-            (one as fn(u16, u32, u64, u64) -> Vec<u8>, Version::One),
-            (two as fn(u16, u32, u64, u64) -> Vec<u8>, Version::Two),
+            (one as fn(u16, u32, u64, u64) -> Vec<u8>, VscsiVersion::One),
+            (two as fn(u16, u32, u64, u64) -> Vec<u8>, VscsiVersion::Two),
         ] {
             let file = [
                 record(0x28, 4096, 63, 1000),
@@ -203,7 +203,7 @@ mod tests {
                 record(0x42, 1 << 20, 0, 1003),
             ]
             .concat();
-            assert_eq!(Version::tell(&file), Some(version));
+            assert_eq!(VscsiVersion::tell(&file), Some(version));
             let found = read(&file).expect("reads");
             let found: Vec<_> =
                 found.iter().map(|one| (one.time, one.op, one.offset, one.len)).collect();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::units::format_size;
-use forebay_device::signature::Mark;
+use forebay_device::signature::Signature;
 use forebay_device::{Device, DeviceError, DeviceOp, DeviceSpec, IoBuf, Queue};
 use forebay_format::Uuid;
 use forebay_store::Roots;
@@ -175,7 +175,7 @@ impl EngineHost {
     fn look_at(
         &self,
         device: &Arc<dyn Device>,
-        marks: impl FnOnce() -> Option<Vec<Mark>>,
+        marks: impl FnOnce() -> Option<Vec<Signature>>,
     ) -> Result<DeviceContent, ApiError> {
         let runs = content::runs(&**device);
         DeviceContent::look(device.size(), &runs, marks, |at, len| {

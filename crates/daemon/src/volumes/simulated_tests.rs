@@ -2,7 +2,7 @@
 //! next, which device fails, hangs or answers late, which commands are cancelled, and whether the
 //! process is killed. Every report has to hold.
 
-use forebay_threads::{Outcome, Plan, Simulation, sleep, spawn, step};
+use forebay_threads::{Plan, RunOutcome, Simulation, sleep, spawn, step};
 
 use super::*;
 use crate::host_api::Reports as _;
@@ -278,7 +278,7 @@ fn check_quiet(daemon: &Daemon, commands: &[Given], reports: &[Report]) {
     assert!(overlaps.is_empty(), "{overlaps:?}");
 }
 
-fn run(commands: &[Command], seed: u64) -> Outcome<()> {
+fn run(commands: &[Command], seed: u64) -> RunOutcome<()> {
     // On a slow machine limits of time end although nothing waits in vain.
     let plan = Plan::seed(seed).early(seed % 4 == 3).most_time(Duration::from_secs(3600));
     let commands = commands.to_vec();

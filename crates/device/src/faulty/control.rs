@@ -8,17 +8,17 @@ use std::time::Duration;
 use forebay_core::Nanos;
 use parking_lot::Mutex;
 
-use super::rules::{Rules, Shape, Verdict};
+use super::rules::{OpFate, Rules, Shape};
 
 /// Longest time for which a change of the file may go unnoticed.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Identifies one content of the file: inode, size, and the times of the last change of the content
 /// and of the inode.
-type Stamp = (u64, u64, (i64, i64), (i64, i64));
+type FileStamp = (u64, u64, (i64, i64), (i64, i64));
 
 struct State {
-    stamp: Option<Stamp>,
+    stamp: Option<FileStamp>,
     /// Number of contents seen.
     edition: u64,
     rules: Result<Rules, String>,
@@ -26,7 +26,7 @@ struct State {
 }
 
 /// The control file of an open device.
-pub(crate) struct Control {
+pub(crate) struct ControlFile {
     path: PathBuf,
     state: Mutex<State>,
 }
@@ -39,13 +39,13 @@ pub(super) struct Judged {
     /// The delay before it takes effect.
     pub(super) delay: Duration,
     /// The verdict; or why the file has none.
-    pub(super) verdict: Result<Verdict, String>,
+    pub(super) verdict: Result<OpFate, String>,
 }
 
-impl Control {
+impl ControlFile {
     pub(super) fn new(path: PathBuf) -> Self {
         let state = State { stamp: None, edition: 0, rules: Ok(Rules::default()), looked: None };
-        Control { path, state: Mutex::new(state) }
+        ControlFile { path, state: Mutex::new(state) }
     }
 
     /// Returns the rules in the file; none if there is no file.
@@ -78,7 +78,7 @@ impl Control {
         }
         state.stamp = stamp;
         state.edition += 1;
-        state.rules = Control::read(&self.path);
+        state.rules = ControlFile::read(&self.path);
         if let Err(error) = &state.rules {
             tracing::error!(%error, "the control file is not usable; every operation fails");
         }

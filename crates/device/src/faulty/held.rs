@@ -1,7 +1,7 @@
 //! The content of a volatile write cache: writes that have not been synced.
 //!
 //! Held writes hide the content of the inner device: reads are patched with them, and a sync moves
-//! them there. Only one operation moves them at a time, see [`Held::drain`].
+//! them there. Only one operation moves them at a time, see [`HeldBlocks::drain`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,20 +15,20 @@ use crate::buffer::IoBuf;
 const RUN: usize = 1 << 20;
 
 /// The content of a logical block, and the version of its write.
-struct Block {
+struct HeldBlock {
     version: u64,
     bytes: Arc<[u8]>,
 }
 
 #[derive(Default)]
 struct State {
-    blocks: BTreeMap<u64, Block>,
+    blocks: BTreeMap<u64, HeldBlock>,
     version: u64,
     draining: bool,
 }
 
 /// The held blocks.
-pub(super) struct Held {
+pub(super) struct HeldBlocks {
     block: u64,
     state: Mutex<State>,
 }
@@ -36,10 +36,10 @@ pub(super) struct Held {
 /// Bytes for an offset of a buffer.
 pub(super) type Patch = (usize, Arc<[u8]>);
 
-impl Held {
+impl HeldBlocks {
     /// Makes an empty set; `block` is the logical block size in bytes.
     pub(super) fn new(block: u64) -> Self {
-        Held { block, state: Mutex::default() }
+        HeldBlocks { block, state: Mutex::default() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -57,7 +57,7 @@ impl Held {
         state.version += 1;
         for (number, bytes) in (offset / self.block..).zip(bytes.chunks_exact(self.block as usize))
         {
-            state.blocks.insert(number, Block { version: state.version, bytes: bytes.into() });
+            state.blocks.insert(number, HeldBlock { version: state.version, bytes: bytes.into() });
         }
     }
 
@@ -86,7 +86,7 @@ impl Held {
 
 /// Blocks that are being moved to the device.
 pub(super) struct Drain {
-    held: Arc<Held>,
+    held: Arc<HeldBlocks>,
     taken: Vec<(u64, u64)>,
 }
 
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn drains_run_one_at_a_time_and_newer_writes_stay() {
-        let held = Arc::new(Held::new(512));
+        let held = Arc::new(HeldBlocks::new(512));
         held.put(512, &[1; 1024]);
         held.put(2048, &[2; 512]);
         let drain = held.drain(0..u64::MAX).expect("nobody else");

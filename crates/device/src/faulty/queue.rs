@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::Shared;
 use super::control::Judged;
 use super::held::{Drain, Patch};
-use super::rules::{self, Verdict};
+use super::rules::{self, OpFate};
 use crate::api::{DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, OpId};
 use crate::buffer::IoBuf;
 use crate::data::IoData;
@@ -24,9 +24,9 @@ use crate::table::OpTable;
 /// Interval of checks of the file while operations wait.
 const TICK: Duration = Duration::from_millis(2);
 
-enum Phase {
+enum OpPhase {
     /// The operation was not handed to the inner device yet.
-    Waiting(Waiting),
+    Waiting(WaitingOp),
     /// Handed to the inner device.
     Running(OpId, Then),
     /// Held writes are being written to the inner device; a sync follows.
@@ -38,7 +38,7 @@ enum Phase {
     Ended(DeviceDone),
 }
 
-struct Waiting {
+struct WaitingOp {
     op: DeviceOp,
     since: Nanos,
     judged: Judged,
@@ -62,8 +62,8 @@ pub(super) struct FaultyQueue {
     inner: Rc<dyn DeviceQueue>,
     shared: Arc<Shared>,
     clock: Arc<dyn Clock>,
-    ops: RefCell<OpTable<Phase>>,
-    /// The operations in [`Phase::Waiting`].
+    ops: RefCell<OpTable<OpPhase>>,
+    /// The operations in [`OpPhase::Waiting`].
     waiting: RefCell<Vec<OpId>>,
     /// The operations whose results were abandoned.
     orphans: RefCell<Vec<OpId>>,
@@ -103,25 +103,25 @@ impl FaultyQueue {
     ///
     /// # Errors
     /// Returns the operation if held writes are being moved by another one: it must be tried again.
-    fn begin(&self, op: DeviceOp, verdict: &Result<Verdict, String>) -> Result<Phase, DeviceOp> {
+    fn begin(&self, op: DeviceOp, verdict: &Result<OpFate, String>) -> Result<OpPhase, DeviceOp> {
         let injected = |errno| {
             let error = io::Error::from(errno);
             (kind_of(&error), format!("{error} (injected)"))
         };
         if let Err(error) = self.shared.shape.check_op(&op) {
-            return Ok(Phase::Ended(DeviceDone { result: Err(error), buf: op.into_buf() }));
+            return Ok(OpPhase::Ended(DeviceDone { result: Err(error), buf: op.into_buf() }));
         }
         match verdict {
-            Ok(Verdict::Pass | Verdict::Hang) => self.pass(op),
-            Ok(Verdict::Fail(errno)) => {
+            Ok(OpFate::Pass | OpFate::Hang) => self.pass(op),
+            Ok(OpFate::Fail(errno)) => {
                 let (kind, cause) = injected(*errno);
-                Ok(Phase::Ended(self.failed(op, kind, cause)))
+                Ok(OpPhase::Ended(self.failed(op, kind, cause)))
             }
-            Ok(Verdict::Tear(bytes)) => {
+            Ok(OpFate::Tear(bytes)) => {
                 let (kind, cause) = injected(Errno::IO);
                 Ok(self.tear(op, *bytes, kind, cause))
             }
-            Err(cause) => Ok(Phase::Ended(self.failed(op, DeviceErrorKind::Io, cause.clone()))),
+            Err(cause) => Ok(OpPhase::Ended(self.failed(op, DeviceErrorKind::Io, cause.clone()))),
         }
     }
 
@@ -131,16 +131,16 @@ impl FaultyQueue {
         self.shared.control.is_volatile() || !self.shared.held.is_empty()
     }
 
-    fn pass(&self, op: DeviceOp) -> Result<Phase, DeviceOp> {
+    fn pass(&self, op: DeviceOp) -> Result<OpPhase, DeviceOp> {
         let held = &self.shared.held;
         if !self.holds() {
-            return Ok(Phase::Running(self.inner.start(op), Then::Give));
+            return Ok(OpPhase::Running(self.inner.start(op), Then::Give));
         }
-        let done = |result, buf| Phase::Ended(DeviceDone { result, buf });
+        let done = |result, buf| OpPhase::Ended(DeviceDone { result, buf });
         Ok(match op {
             DeviceOp::Read { offset, ref buf } => {
                 let patches = held.patches(offset, buf.len() as u64);
-                Phase::Running(self.inner.start(op), Then::Patch(patches))
+                OpPhase::Running(self.inner.start(op), Then::Patch(patches))
             }
             DeviceOp::Write { offset, data: IoData::Owned(buf) } => {
                 held.put(offset, &buf);
@@ -174,22 +174,22 @@ impl FaultyQueue {
             // The inner device does these immediately, as a write cache may.
             DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
                 match held.drain(offset..offset + len) {
-                    Some(drain) => Phase::Running(self.inner.start(op), Then::Settle(drain)),
+                    Some(drain) => OpPhase::Running(self.inner.start(op), Then::Settle(drain)),
                     None => return Err(op),
                 }
             }
         })
     }
 
-    fn drain(&self, drain: Drain) -> Phase {
+    fn drain(&self, drain: Drain) -> OpPhase {
         let start =
             |(offset, buf)| self.inner.start(DeviceOp::Write { offset, data: IoData::Owned(buf) });
         let writes = drain.writes().into_iter().map(start).collect();
-        Phase::Draining { writes, drain, error: None }
+        OpPhase::Draining { writes, drain, error: None }
     }
 
     /// Writes the first bytes and fails.
-    fn tear(&self, op: DeviceOp, bytes: u64, kind: DeviceErrorKind, cause: String) -> Phase {
+    fn tear(&self, op: DeviceOp, bytes: u64, kind: DeviceErrorKind, cause: String) -> OpPhase {
         let offset = op.range().map_or(0, |range| range.start);
         let whole = |len: usize| {
             let bytes = bytes.min(len as u64);
@@ -210,27 +210,27 @@ impl FaultyQueue {
             (Some(part), Err(error)) if !part.is_empty() => {
                 if self.holds() {
                     self.shared.held.put(offset, &part);
-                    return Phase::Ended(DeviceDone { result: Err(error), buf: done.buf });
+                    return OpPhase::Ended(DeviceDone { result: Err(error), buf: done.buf });
                 }
                 let write = DeviceOp::Write { offset, data: IoData::Owned(part) };
-                Phase::Running(self.inner.start(write), Then::Fail(error, done.buf))
+                OpPhase::Running(self.inner.start(write), Then::Fail(error, done.buf))
             }
-            (_, result) => Phase::Ended(DeviceDone { result, buf: done.buf }),
+            (_, result) => OpPhase::Ended(DeviceDone { result, buf: done.buf }),
         }
     }
 
     /// Advances a phase; returns it if it has not ended.
-    fn step(&self, phase: Phase, context: &mut Context<'_>) -> Result<DeviceDone, Phase> {
+    fn step(&self, phase: OpPhase, context: &mut Context<'_>) -> Result<DeviceDone, OpPhase> {
         match phase {
-            Phase::Waiting(mut waiting) => {
+            OpPhase::Waiting(mut waiting) => {
                 waiting.waker = Some(context.waker().clone());
-                Err(Phase::Waiting(waiting))
+                Err(OpPhase::Waiting(waiting))
             }
-            Phase::Running(id, then) => match self.inner.poll_op(id, context) {
+            OpPhase::Running(id, then) => match self.inner.poll_op(id, context) {
                 Poll::Ready(done) => Ok(then.finish(done)),
-                Poll::Pending => Err(Phase::Running(id, then)),
+                Poll::Pending => Err(OpPhase::Running(id, then)),
             },
-            Phase::Draining { mut writes, drain, mut error } => {
+            OpPhase::Draining { mut writes, drain, mut error } => {
                 writes.retain(|id| match self.inner.poll_op(*id, context) {
                     Poll::Ready(done) => {
                         error = error.take().or(done.result.err());
@@ -239,31 +239,31 @@ impl FaultyQueue {
                     Poll::Pending => true,
                 });
                 match error {
-                    _ if !writes.is_empty() => Err(Phase::Draining { writes, drain, error }),
+                    _ if !writes.is_empty() => Err(OpPhase::Draining { writes, drain, error }),
                     Some(error) => Ok(DeviceDone { result: Err(error), buf: None }),
                     None => {
                         let sync = self.inner.start(DeviceOp::Sync);
-                        self.step(Phase::Running(sync, Then::Settle(drain)), context)
+                        self.step(OpPhase::Running(sync, Then::Settle(drain)), context)
                     }
                 }
             }
-            Phase::Ended(done) => Ok(done),
+            OpPhase::Ended(done) => Ok(done),
         }
     }
 
     /// Returns whether a waiting operation may begin; decides again if the file has changed.
-    fn is_due(&self, waiting: &mut Waiting, edition: u64, now: Nanos) -> bool {
+    fn is_due(&self, waiting: &mut WaitingOp, edition: u64, now: Nanos) -> bool {
         if waiting.judged.edition != edition {
             waiting.judged = self.judge(&waiting.op);
         }
-        !matches!(waiting.judged.verdict, Ok(Verdict::Hang))
+        !matches!(waiting.judged.verdict, Ok(OpFate::Hang))
             && now >= waiting.since + waiting.judged.delay
     }
 
     /// Begins `id` if it may; returns the waker to call. `false`: it still waits.
     fn advance(&self, id: OpId, edition: u64, now: Nanos) -> (bool, Option<Waker>) {
         let mut ops = self.ops.borrow_mut();
-        let Some(Phase::Waiting(waiting)) = ops.get_mut(id) else { return (true, None) };
+        let Some(OpPhase::Waiting(waiting)) = ops.get_mut(id) else { return (true, None) };
         if !self.is_due(waiting, edition, now) {
             return (false, None);
         }
@@ -311,14 +311,14 @@ impl DeviceQueue for FaultyQueue {
         let now = self.clock.now();
         let edition = self.look(now);
         let judged = self.judge(&op);
-        let mut waiting = Waiting { op, since: now, judged, waker: None };
+        let mut waiting = WaitingOp { op, since: now, judged, waker: None };
         if self.is_due(&mut waiting, edition, now) {
             match self.begin(waiting.op, &waiting.judged.verdict) {
                 Ok(phase) => return self.ops.borrow_mut().add(phase),
                 Err(op) => waiting.op = op,
             }
         }
-        let id = self.ops.borrow_mut().add(Phase::Waiting(waiting));
+        let id = self.ops.borrow_mut().add(OpPhase::Waiting(waiting));
         self.waiting.borrow_mut().push(id);
         id
     }
@@ -328,7 +328,7 @@ impl DeviceQueue for FaultyQueue {
         let Some(phase) = ops.get_mut(id) else {
             return Poll::Ready(unknown(&self.shared.shape));
         };
-        let nothing = Phase::Ended(DeviceDone { result: Ok(()), buf: None });
+        let nothing = OpPhase::Ended(DeviceDone { result: Ok(()), buf: None });
         match self.step(std::mem::replace(phase, nothing), context) {
             Ok(done) => {
                 ops.take(id);
@@ -375,11 +375,11 @@ impl Drop for FaultyQueue {
     fn drop(&mut self) {
         for phase in self.ops.get_mut().drain() {
             match phase {
-                Phase::Running(id, _) => self.inner.forget(id),
-                Phase::Draining { writes, .. } => {
+                OpPhase::Running(id, _) => self.inner.forget(id),
+                OpPhase::Draining { writes, .. } => {
                     writes.into_iter().for_each(|id| self.inner.forget(id));
                 }
-                Phase::Waiting(_) | Phase::Ended(_) => {}
+                OpPhase::Waiting(_) | OpPhase::Ended(_) => {}
             }
         }
     }

@@ -47,7 +47,7 @@ impl Shape {
 
 /// The fate of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum OpFate {
     /// The operation goes to the inner device.
     Pass,
     /// The operation fails.
@@ -59,16 +59,16 @@ pub(super) enum Verdict {
 }
 
 #[derive(Debug)]
-enum Action {
+enum RuleAction {
     Delay(Duration),
-    End(Verdict),
+    End(OpFate),
 }
 
 #[derive(Debug)]
-struct Rule {
+struct FaultRule {
     /// The line as the operator wrote it.
     line: String,
-    action: Action,
+    action: RuleAction,
     /// Operations that it matches; empty: all.
     ops: Vec<&'static str>,
     /// Range that it matches; `None`: everywhere.
@@ -84,7 +84,7 @@ struct Rule {
 /// The content of a control file.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
-    rules: Vec<Rule>,
+    rules: Vec<FaultRule>,
     /// Whether the device cannot be opened.
     pub(super) gone: bool,
     /// Whether writes are held until they are synced.
@@ -108,10 +108,13 @@ impl Rules {
                 "forget" => rules.forget = true,
                 "gone" => {
                     rules.gone = true;
-                    rules.rules.insert(0, Rule::new(line, Action::End(Verdict::Fail(Errno::NXIO))));
+                    rules.rules.insert(
+                        0,
+                        FaultRule::new(line, RuleAction::End(OpFate::Fail(Errno::NXIO))),
+                    );
                 }
                 _ => {
-                    let rule = Rule::parse(line);
+                    let rule = FaultRule::parse(line);
                     rules.rules.push(rule.map_err(|why| format!("line {}: {why}", number + 1))?);
                 }
             }
@@ -125,7 +128,7 @@ impl Rules {
         &mut self,
         shape: &Shape,
         mut told: impl FnMut(&str),
-    ) -> (Duration, Verdict) {
+    ) -> (Duration, OpFate) {
         let mut delay = Duration::ZERO;
         for rule in self.rules.iter_mut().filter(|rule| rule.covers(shape)) {
             if rule.after > 0 {
@@ -140,39 +143,39 @@ impl Rules {
                 told(&rule.line);
             }
             match rule.action {
-                Action::Delay(time) => delay += time,
-                Action::End(verdict) => return (delay, verdict),
+                RuleAction::Delay(time) => delay += time,
+                RuleAction::End(verdict) => return (delay, verdict),
             }
         }
-        (delay, Verdict::Pass)
+        (delay, OpFate::Pass)
     }
 }
 
-impl Rule {
-    fn new(line: &str, action: Action) -> Self {
+impl FaultRule {
+    fn new(line: &str, action: RuleAction) -> Self {
         let (line, ops) = (line.to_owned(), Vec::new());
-        Rule { line, action, ops, range: None, after: 0, left: u64::MAX, met: false }
+        FaultRule { line, action, ops, range: None, after: 0, left: u64::MAX, met: false }
     }
 
     fn parse(line: &str) -> Result<Self, String> {
         let mut words = line.split_whitespace().flat_map(|word| word.split(','));
         let verb = words.next().unwrap_or_default();
         let action = match verb {
-            "fail" => Action::End(Verdict::Fail(Errno::IO)),
-            "hang" => Action::End(Verdict::Hang),
-            "delay" => Action::Delay(read_time(words.next().unwrap_or_default())?),
+            "fail" => RuleAction::End(OpFate::Fail(Errno::IO)),
+            "hang" => RuleAction::End(OpFate::Hang),
+            "delay" => RuleAction::Delay(read_time(words.next().unwrap_or_default())?),
             "tear" => {
                 // Accepts 'tear write 512' as well as 'tear 512'.
                 let bytes = words.find(|word| *word != "write").unwrap_or_default();
-                Action::End(Verdict::Tear(parse_size(bytes).map_err(|error| error.to_string())?))
+                RuleAction::End(OpFate::Tear(parse_size(bytes).map_err(|error| error.to_string())?))
             }
             _ => return Err(format!("'{verb}' is no fault; see docs/testing.md")),
         };
-        let mut rule = Rule::new(line, action);
+        let mut rule = FaultRule::new(line, action);
         for word in words {
             rule.refine(word)?;
         }
-        if matches!(rule.action, Action::End(Verdict::Tear(_))) {
+        if matches!(rule.action, RuleAction::End(OpFate::Tear(_))) {
             if rule.ops.iter().any(|op| *op != "write") {
                 return Err("only writes can be torn".to_owned());
             }
@@ -186,7 +189,7 @@ impl Rule {
         if let Some(op) = OPS.into_iter().find(|op| *op == word) {
             self.ops.push(op);
         } else if let Some((_, errno)) = ERRORS.into_iter().find(|(name, _)| *name == word) {
-            let Action::End(Verdict::Fail(error)) = &mut self.action else {
+            let RuleAction::End(OpFate::Fail(error)) = &mut self.action else {
                 return Err(format!("'{word}' goes with 'fail' only"));
             };
             *error = errno;
@@ -240,38 +243,38 @@ mod tests {
         Rules::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"))
     }
 
-    fn verdict(text: &str, shape: &Shape) -> Verdict {
+    fn verdict(text: &str, shape: &Shape) -> OpFate {
         rules(text).judge(shape, |_| ()).1
     }
 
     #[test]
     fn rules_catch_what_they_name() {
         let (read, write) = (at("read", 4096..8192), at("write", 4096..8192));
-        let fail = Verdict::Fail(Errno::IO);
+        let fail = OpFate::Fail(Errno::IO);
         for (text, on_read, on_write, on_sync) in [
-            ("", Verdict::Pass, Verdict::Pass, Verdict::Pass),
+            ("", OpFate::Pass, OpFate::Pass, OpFate::Pass),
             ("fail", fail, fail, fail),
             ("fail *", fail, fail, fail),
-            ("fail read", fail, Verdict::Pass, Verdict::Pass),
-            ("fail read,sync # both", fail, Verdict::Pass, fail),
+            ("fail read", fail, OpFate::Pass, OpFate::Pass),
+            ("fail read,sync # both", fail, OpFate::Pass, fail),
             (
                 "fail write sync ENOSPC",
-                Verdict::Pass,
-                Verdict::Fail(Errno::NOSPC),
-                Verdict::Fail(Errno::NOSPC),
+                OpFate::Pass,
+                OpFate::Fail(Errno::NOSPC),
+                OpFate::Fail(Errno::NOSPC),
             ),
-            ("fail 0..4K", Verdict::Pass, Verdict::Pass, Verdict::Pass),
-            ("fail 8K..1M", Verdict::Pass, Verdict::Pass, Verdict::Pass),
-            ("fail 0..4097", fail, fail, Verdict::Pass),
-            ("fail read 8191..8192", fail, Verdict::Pass, Verdict::Pass),
-            ("hang sync\n\n# nothing\n", Verdict::Pass, Verdict::Pass, Verdict::Hang),
-            ("tear write 512", Verdict::Pass, Verdict::Tear(512), Verdict::Pass),
-            ("tear 1K *", Verdict::Pass, Verdict::Tear(1024), Verdict::Pass),
+            ("fail 0..4K", OpFate::Pass, OpFate::Pass, OpFate::Pass),
+            ("fail 8K..1M", OpFate::Pass, OpFate::Pass, OpFate::Pass),
+            ("fail 0..4097", fail, fail, OpFate::Pass),
+            ("fail read 8191..8192", fail, OpFate::Pass, OpFate::Pass),
+            ("hang sync\n\n# nothing\n", OpFate::Pass, OpFate::Pass, OpFate::Hang),
+            ("tear write 512", OpFate::Pass, OpFate::Tear(512), OpFate::Pass),
+            ("tear 1K *", OpFate::Pass, OpFate::Tear(1024), OpFate::Pass),
             (
                 "hang write\nfail\ngone",
-                Verdict::Fail(Errno::NXIO),
-                Verdict::Fail(Errno::NXIO),
-                Verdict::Fail(Errno::NXIO),
+                OpFate::Fail(Errno::NXIO),
+                OpFate::Fail(Errno::NXIO),
+                OpFate::Fail(Errno::NXIO),
             ),
         ] {
             assert_eq!(verdict(text, &read), on_read, "{text}");
@@ -287,17 +290,17 @@ mod tests {
         let mut rules = rules("fail read after=1 times=2 ENODEV\ndelay 5ms\ndelay 1s read once");
         let found: Vec<_> =
             (0..5).map(|_| rules.judge(&read, |line| told.push(line.to_owned()))).collect();
-        let (slow, gone) = (Duration::from_millis(1005), Verdict::Fail(Errno::NODEV));
+        let (slow, gone) = (Duration::from_millis(1005), OpFate::Fail(Errno::NODEV));
         let fast = Duration::from_millis(5);
         let none = Duration::ZERO;
         assert_eq!(
             found,
             [
-                (slow, Verdict::Pass),
+                (slow, OpFate::Pass),
                 (none, gone),
                 (none, gone),
-                (fast, Verdict::Pass),
-                (fast, Verdict::Pass)
+                (fast, OpFate::Pass),
+                (fast, OpFate::Pass)
             ]
         );
         assert_eq!(told.len(), 3, "each rule is told of once: {told:?}");
@@ -329,9 +332,9 @@ mod tests {
     #[test]
     fn every_operation_has_a_shape() {
         let write = DeviceOp::Write { offset: 512, data: IoData::Owned(IoBuf::zeroed(1024)) };
-        assert_eq!(verdict("fail write 1535..1536", &Shape::of(&write)), Verdict::Fail(Errno::IO));
-        assert_eq!(verdict("fail write 0..1M", &Shape::of(&DeviceOp::Sync)), Verdict::Pass);
+        assert_eq!(verdict("fail write 1535..1536", &Shape::of(&write)), OpFate::Fail(Errno::IO));
+        assert_eq!(verdict("fail write 0..1M", &Shape::of(&DeviceOp::Sync)), OpFate::Pass);
         let zero = DeviceOp::WriteZeroes { offset: 0, len: 512 };
-        assert_eq!(verdict("hang zero", &Shape::of(&zero)), Verdict::Hang);
+        assert_eq!(verdict("hang zero", &Shape::of(&zero)), OpFate::Hang);
     }
 }

@@ -47,7 +47,7 @@ pub(super) struct Position {
 
 /// The platters of one disk.
 #[derive(Clone, Debug)]
-pub(super) struct Geometry {
+pub(super) struct DiskGeometry {
     zones: Vec<Zone>,
     heads: u64,
     seek_root: f64,
@@ -55,7 +55,7 @@ pub(super) struct Geometry {
     seek_base: f64,
 }
 
-impl Geometry {
+impl DiskGeometry {
     /// Makes platters for `capacity` bytes: the outer part of 2 TB, or 2 TB and up to a tenth more
     /// on additional inner cylinders. A larger disk has more heads.
     pub(super) fn new(capacity: u64) -> Self {
@@ -77,7 +77,7 @@ impl Geometry {
         let slope = (FULL_STROKE - THIRD_STROKE) / (2.0 / 3.0);
         let base = FULL_STROKE - slope;
         let root = (base + slope * SHORT_SEEK - TRACK_SWITCH as f64) / SHORT_SEEK.sqrt();
-        Geometry {
+        DiskGeometry {
             zones,
             heads,
             seek_root: root / (CYLINDERS as f64).sqrt(),
@@ -147,14 +147,14 @@ mod tests {
 
     const TB: u64 = 1_000_000_000_000;
 
-    fn seek_over(geometry: &Geometry, cylinders: u64) -> f64 {
+    fn seek_over(geometry: &DiskGeometry, cylinders: u64) -> f64 {
         let to = Position { track: cylinders * 8, cylinder: cylinders, angle: 0 };
         geometry.seek(Position::default(), to) as f64 / 1e6
     }
 
     #[test]
     fn seeks_meet_their_anchors() {
-        let geometry = Geometry::new(2 * TB);
+        let geometry = DiskGeometry::new(2 * TB);
         for (cylinders, millis) in
             [(0, 0.0), (1, 1.024), (3_950, 2.50), (11_850, 3.59), (101_300, 8.5), (303_900, 16.0)]
         {
@@ -169,17 +169,17 @@ mod tests {
 
     #[test]
     fn a_hundred_gigabytes_are_the_outermost_cylinders() {
-        let geometry = Geometry::new(2 * TB);
+        let geometry = DiskGeometry::new(2 * TB);
         assert!(geometry.locate(TB / 10).cylinder.abs_diff(11_850) < 5);
         let last = geometry.locate(2 * TB - 1).cylinder;
         assert!(last.abs_diff(303_900) < 300, "{last}");
-        assert_eq!(geometry.locate(TB / 10), Geometry::new(TB / 10).locate(TB / 10));
+        assert_eq!(geometry.locate(TB / 10), DiskGeometry::new(TB / 10).locate(TB / 10));
     }
 
     #[test]
     fn tracks_follow_each_other_in_space_and_time() {
         for capacity in [1 << 20, TB, 2 * TB, 2 << 40, 30 * TB, u64::MAX] {
-            let geometry = Geometry::new(capacity);
+            let geometry = DiskGeometry::new(capacity);
             for zone in &geometry.zones {
                 for offset in zone.first_byte.saturating_sub(1024)..zone.first_byte + 1024 {
                     let (here, next) = (geometry.locate(offset), geometry.locate(offset + 1));
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn transfers_add_up_however_they_are_cut() {
-        let geometry = Geometry::new(2 * TB);
+        let geometry = DiskGeometry::new(2 * TB);
         let track = geometry.zones[0].track_bytes;
         assert_eq!(geometry.transfer(0, track, false), REVOLUTION);
         assert_eq!(geometry.transfer(0, track + 1, false), REVOLUTION + TRACK_SWITCH + 8);

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use forebay_core::Nanos;
 
-use super::geometry::{Geometry, Position, REVOLUTION};
+use super::geometry::{DiskGeometry, Position, REVOLUTION};
 use super::{Completed, ModelCounters, ModelOp, ModelOpId, ModelOpKind};
 
 /// Commands that the disk holds.
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const WRITE_SLOWDOWN: f64 = 113.0 / 107.0;
 
 #[derive(Clone, Copy, Debug)]
-struct Command {
+struct QueuedCommand {
     id: ModelOpId,
     op: ModelOp,
     arrived: Nanos,
@@ -39,7 +39,7 @@ struct Command {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Stream {
+struct DiskStream {
     next: u64,
     write: bool,
     until: Nanos,
@@ -59,12 +59,12 @@ struct Approach {
 /// The disk's state.
 #[derive(Clone, Debug)]
 pub(super) struct Hdd {
-    geometry: Geometry,
-    host: VecDeque<Command>,
-    window: Vec<Command>,
+    geometry: DiskGeometry,
+    host: VecDeque<QueuedCommand>,
+    window: Vec<QueuedCommand>,
     serving: Option<Completed>,
     head: Position,
-    stream: Option<Stream>,
+    stream: Option<DiskStream>,
     /// Completions not collected yet.
     done: Vec<Completed>,
     counters: ModelCounters,
@@ -77,7 +77,7 @@ fn is_write(kind: ModelOpKind) -> bool {
 impl Hdd {
     pub(super) fn new(capacity: u64) -> Self {
         Hdd {
-            geometry: Geometry::new(capacity),
+            geometry: DiskGeometry::new(capacity),
             host: VecDeque::new(),
             window: Vec::with_capacity(WINDOW),
             serving: None,
@@ -93,7 +93,7 @@ impl Hdd {
         // advanced; so they are the same on every clock.
         self.replay(now);
         let position = self.geometry.locate(op.offset);
-        self.host.push_back(Command { id, op, arrived: now, position });
+        self.host.push_back(QueuedCommand { id, op, arrived: now, position });
         if self.serving.is_none() {
             self.serve_next(now);
         }
@@ -155,7 +155,7 @@ impl Hdd {
         candidates().min_by_key(|(_, approach)| approach.expected)
     }
 
-    fn approach(&self, now: Nanos, command: &Command) -> Approach {
+    fn approach(&self, now: Nanos, command: &QueuedCommand) -> Approach {
         let op = &command.op;
         if op.kind == ModelOpKind::Discard {
             return Approach { streams: false, seek: 0, time: OVERHEAD, expected: OVERHEAD };
@@ -175,7 +175,7 @@ impl Hdd {
         Approach { streams, seek, time, expected }
     }
 
-    fn serve(&mut self, now: Nanos, command: &Command, approach: Approach) {
+    fn serve(&mut self, now: Nanos, command: &QueuedCommand, approach: Approach) {
         let op = &command.op;
         if op.kind == ModelOpKind::Discard {
             self.begin(now, command, approach.time);
@@ -188,7 +188,7 @@ impl Hdd {
         }
         self.head = self.geometry.locate(end.saturating_sub(1).max(op.offset));
         let at = self.begin(now, command, approach.time + transfer);
-        self.stream = Some(Stream {
+        self.stream = Some(DiskStream {
             next: end,
             write: is_write(op.kind),
             until: at + Duration::from_nanos(REVOLUTION),
@@ -197,7 +197,7 @@ impl Hdd {
         self.counters.streamed += u64::from(approach.streams);
     }
 
-    fn begin(&mut self, now: Nanos, command: &Command, service: u64) -> Nanos {
+    fn begin(&mut self, now: Nanos, command: &QueuedCommand, service: u64) -> Nanos {
         let service = Duration::from_nanos(service);
         self.counters.count(&command.op, service);
         let at = now + service;

@@ -21,7 +21,7 @@ use super::{Completed, ModelCounters, ModelOp, ModelOpId, ModelOpKind, Pending};
 
 /// The costs of one direction.
 #[derive(Debug)]
-struct Link {
+struct LinkCosts {
     /// Nanoseconds for each command.
     overhead: f64,
     /// Bytes per nanosecond.
@@ -33,15 +33,15 @@ struct Link {
 /// The parameters of one SSD.
 #[derive(Debug)]
 pub(super) struct SsdSpec {
-    read: Link,
-    write: Link,
+    read: LinkCosts,
+    write: LinkCosts,
     /// SATA: both directions share a link, a sync excludes other commands, zeroes are written.
     sata: bool,
     sync: Duration,
 }
 
-const fn link(overhead_us: f64, megabytes_per_second: f64, latency_us: u64) -> Link {
-    Link {
+const fn link(overhead_us: f64, megabytes_per_second: f64, latency_us: u64) -> LinkCosts {
+    LinkCosts {
         overhead: overhead_us * 1000.0,
         rate: megabytes_per_second / 1000.0,
         latency: Duration::from_micros(latency_us),
@@ -121,7 +121,7 @@ impl Ssd {
         end
     }
 
-    fn transfer(&mut self, now: Nanos, op: &ModelOp, link: &Link, len: u64) -> Nanos {
+    fn transfer(&mut self, now: Nanos, op: &ModelOp, link: &LinkCosts, len: u64) -> Nanos {
         let service = (link.overhead + len as f64 / link.rate).round() as u64;
         let service = Duration::from_nanos(service);
         let own_link = !self.spec.sata && op.kind != ModelOpKind::Read;

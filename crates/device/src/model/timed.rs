@@ -32,11 +32,11 @@ use super::{Completed, Model, ModelCounters, ModelKind, ModelOp, ModelOpId, Mode
 pub struct ModelledDevice {
     inner: Arc<dyn Device>,
     name: String,
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<TimedState>>,
 }
 
 /// State shared by all lanes.
-struct Shared {
+struct TimedState {
     model: Model,
     /// Queue and id of the operations whose completion time only [`Model::advance`] knows.
     owners: HashMap<ModelOpId, (u64, OpId)>,
@@ -46,7 +46,7 @@ struct Shared {
     completed: Vec<Completed>,
 }
 
-impl Shared {
+impl TimedState {
     /// Advances the time and assigns each completion to its queue.
     fn advance(&mut self, now: Nanos) {
         self.model.advance(now, &mut self.completed);
@@ -70,7 +70,7 @@ impl ModelledDevice {
 
     /// Like [`ModelledDevice::new`], for callers that need [`ModelledDevice::counters`].
     pub fn with_counters(inner: Arc<dyn Device>, kind: ModelKind) -> Self {
-        let shared = Shared {
+        let shared = TimedState {
             model: Model::new(kind, inner.size()),
             owners: HashMap::new(),
             arrived: HashMap::new(),
@@ -191,7 +191,7 @@ enum Transfer {
     Ended(DeviceDone),
 }
 
-struct InFlight {
+struct TimedTransfer {
     transfer: Transfer,
     /// Whether its time in the model has passed.
     due: bool,
@@ -201,12 +201,12 @@ struct InFlight {
 /// Operations in flight, in reusable slots; an id includes the slot's use count.
 #[derive(Default)]
 struct InFlightTable {
-    places: Vec<(u32, Option<InFlight>)>,
+    places: Vec<(u32, Option<TimedTransfer>)>,
     free: Vec<u32>,
 }
 
 impl InFlightTable {
-    fn insert(&mut self, op: InFlight) -> OpId {
+    fn insert(&mut self, op: TimedTransfer) -> OpId {
         let place = self.free.pop().unwrap_or_else(|| {
             self.places.push((0, None));
             (self.places.len() - 1) as u32
@@ -217,12 +217,12 @@ impl InFlightTable {
         OpId(u64::from(*uses) << 32 | u64::from(place))
     }
 
-    fn get(&mut self, id: OpId) -> Option<&mut InFlight> {
+    fn get(&mut self, id: OpId) -> Option<&mut TimedTransfer> {
         let (uses, content) = self.places.get_mut(id.0 as u32 as usize)?;
         content.as_mut().filter(|_| u64::from(*uses) == id.0 >> 32)
     }
 
-    fn remove(&mut self, id: OpId) -> Option<InFlight> {
+    fn remove(&mut self, id: OpId) -> Option<TimedTransfer> {
         self.get(id)?;
         let place = id.0 as u32;
         self.free.push(place);
@@ -233,7 +233,7 @@ impl InFlightTable {
 struct ModelledQueue {
     inner: Rc<dyn DeviceQueue>,
     clock: Arc<dyn Clock>,
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<TimedState>>,
     number: u64,
     ops: RefCell<InFlightTable>,
     /// Operations whose completion time was known from the start: no lock is needed to detect it.
@@ -294,7 +294,7 @@ impl ModelledQueue {
 
 impl DeviceQueue for ModelledQueue {
     fn start(&self, op: DeviceOp) -> OpId {
-        let starting = InFlight { transfer: Transfer::Starting, due: false, waker: None };
+        let starting = TimedTransfer { transfer: Transfer::Starting, due: false, waker: None };
         let id = self.ops.borrow_mut().insert(starting);
         self.arrive(id, ModelOp::from(&op));
         // After the arrival, so that a copy to or from RAM overlaps with the model's time instead
@@ -326,14 +326,14 @@ impl DeviceQueue for ModelledQueue {
             return Poll::Pending;
         }
         match ops.remove(id) {
-            Some(InFlight { transfer: Transfer::Ended(done), .. }) => Poll::Ready(done),
+            Some(TimedTransfer { transfer: Transfer::Ended(done), .. }) => Poll::Ready(done),
             _ => Poll::Pending,
         }
     }
 
     fn forget(&self, id: OpId) {
         let removed = self.ops.borrow_mut().remove(id);
-        if let Some(InFlight { transfer: Transfer::Running(inner), .. }) = removed {
+        if let Some(TimedTransfer { transfer: Transfer::Running(inner), .. }) = removed {
             self.inner.forget(inner);
         }
     }

@@ -18,7 +18,7 @@ use crate::identity::text;
 const SECTOR: u64 = 512;
 
 /// The part of a file that a device occupies.
-struct Part {
+struct FileRange {
     file: PathBuf,
     bytes: Range<u64>,
 }
@@ -27,7 +27,7 @@ struct Part {
 /// file or loop device, and that is mounted, used for swap, or claimed in another way.
 pub(super) fn claimed(fd: &OwnedFd, stat: &Stat, block: bool, path: &Path) -> Option<PathBuf> {
     let (own, disk) = match block {
-        false => (Part { file: fs::canonicalize(path).ok()?, bytes: 0..u64::MAX }, None),
+        false => (FileRange { file: fs::canonicalize(path).ok()?, bytes: 0..u64::MAX }, None),
         true => {
             let number =
                 format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
@@ -62,7 +62,7 @@ fn users(disk: &Path) -> Vec<PathBuf> {
 }
 
 /// Returns the part of its file that a loop device, or a partition of one, occupies.
-fn part(disk: &Path, own: &Path) -> Option<Part> {
+fn part(disk: &Path, own: &Path) -> Option<FileRange> {
     let file = PathBuf::from(text(&disk.join("loop/backing_file"))?);
     let number = |path: PathBuf| text(&path).and_then(|text| text.parse::<u64>().ok());
     let within = match own == disk {
@@ -71,7 +71,7 @@ fn part(disk: &Path, own: &Path) -> Option<Part> {
     };
     let start = number(disk.join("loop/offset"))?.saturating_add(within);
     let end = start.saturating_add(number(own.join("size"))?.saturating_mul(SECTOR));
-    Some(Part { file, bytes: start..end })
+    Some(FileRange { file, bytes: start..end })
 }
 
 /// Whether a block device is mounted or claimed in another way.

@@ -43,24 +43,24 @@ impl RingToken {
     }
 }
 
-pub(super) enum Work {
+pub(super) enum RingWork {
     /// An operation.
     Op(RingOp),
     /// The ring's own read of the eventfd with which others rouse it. Never ends.
     Rouse { fd: Arc<OwnedFd>, count: IoBuf },
 }
 
-impl Work {
+impl RingWork {
     pub(super) fn is_endless(&self) -> bool {
         match self {
-            Work::Op(op) => op.is_endless(),
-            Work::Rouse { .. } => true,
+            RingWork::Op(op) => op.is_endless(),
+            RingWork::Rouse { .. } => true,
         }
     }
 
     /// See [`RingOp::is_bound`].
     pub(super) fn is_bound(&self) -> bool {
-        matches!(self, Work::Op(op) if op.is_bound())
+        matches!(self, RingWork::Op(op) if op.is_bound())
     }
 }
 
@@ -68,7 +68,7 @@ pub(super) enum State {
     Free,
     /// Waiting in user space, or submitted to the kernel.
     Running {
-        work: Work,
+        work: RingWork,
         /// Bytes moved so far.
         done: usize,
         waker: Option<Waker>,
@@ -81,7 +81,7 @@ pub(super) enum State {
     Done(RingDone),
 }
 
-pub(super) struct Slot {
+pub(super) struct RingSlot {
     generation: u32,
     pub(super) state: State,
 }
@@ -105,7 +105,7 @@ const _: () = assert!(size_of::<WaitArgs>() == 24);
 
 pub(super) struct Inner {
     uring: Uring,
-    pub(super) slots: Vec<Slot>,
+    pub(super) slots: Vec<RingSlot>,
     free: Vec<u32>,
     /// Submissions that found no room in the submission queue yet, in order.
     pub(super) queued: VecDeque<Queued>,
@@ -143,11 +143,11 @@ impl Inner {
             woken: Vec::new(),
             complained: false,
         };
-        inner.add(Work::Rouse { fd: rouse, count: IoBuf::zeroed(size_of::<u64>()) });
+        inner.add(RingWork::Rouse { fd: rouse, count: IoBuf::zeroed(size_of::<u64>()) });
         Ok(inner)
     }
 
-    pub(super) fn add(&mut self, work: Work) -> RingToken {
+    pub(super) fn add(&mut self, work: RingWork) -> RingToken {
         let state = State::Running {
             work,
             done: 0,
@@ -164,7 +164,7 @@ impl Inner {
             }
             None => {
                 let index = self.slots.len() as u32;
-                self.slots.push(Slot { generation: 0, state });
+                self.slots.push(RingSlot { generation: 0, state });
                 RingToken { index, generation: 0 }
             }
         };
@@ -198,15 +198,15 @@ impl Inner {
         if (*orphan || *cancelled) && work.is_endless() {
             // Received bytes must not be lost.
             let result = match work {
-                Work::Op(RingOp::Recv { .. }) if *done > 0 => Ok(*done as u32),
+                RingWork::Op(RingOp::Recv { .. }) if *done > 0 => Ok(*done as u32),
                 _ => Err(Errno::CANCELED.into()),
             };
             self.end(token, result, None);
             return true;
         }
         let prepared = match work {
-            Work::Op(op) => op.prepare(*done, uring.is_wide()),
-            Work::Rouse { fd, count } => {
+            RingWork::Op(op) => op.prepare(*done, uring.is_wide()),
+            RingWork::Rouse { fd, count } => {
                 let len = count.len() as u32;
                 let read = opcode::Read::new(types::Fd(fd.as_raw_fd()), count.as_io_ptr(), len);
                 Ok(read.build().into())
@@ -220,8 +220,8 @@ impl Inner {
             }
         };
         let prelude = match work {
-            Work::Op(op) => op.prelude(),
-            Work::Rouse { .. } => None,
+            RingWork::Op(op) => op.prelude(),
+            RingWork::Rouse { .. } => None,
         };
         let first = prelude.map(|first| {
             let first: squeue::Entry = first.user_data(PRELUDE | token.to_user_data());
@@ -244,7 +244,7 @@ impl Inner {
 
     fn push_cancel(&mut self, token: RingToken) -> bool {
         let has_prelude = match self.state(token) {
-            Some(State::Running { with_kernel: true, work: Work::Op(op), .. }) => {
+            Some(State::Running { with_kernel: true, work: RingWork::Op(op), .. }) => {
                 op.prelude().is_some()
             }
             Some(State::Running { with_kernel: true, .. }) => false,
@@ -360,7 +360,7 @@ impl Inner {
         };
         *with_kernel = false;
         let again = match work {
-            Work::Rouse { .. } => {
+            RingWork::Rouse { .. } => {
                 let sound = code >= 0
                     || [Errno::INTR, Errno::AGAIN]
                         .map(|errno| -errno.raw_os_error())
@@ -373,7 +373,7 @@ impl Inner {
                 }
                 sound && !*orphan
             }
-            Work::Op(op) => {
+            RingWork::Op(op) => {
                 if let Ok(moved) = usize::try_from(code) {
                     *done += moved;
                     moved > 0 && op.whole().is_some_and(|whole| *done < whole)
@@ -390,10 +390,10 @@ impl Inner {
             return;
         }
         let (done, accepting, receiving) = match work {
-            Work::Op(op) => {
+            RingWork::Op(op) => {
                 (*done, matches!(op, RingOp::Accept { .. }), matches!(op, RingOp::Recv { .. }))
             }
-            Work::Rouse { .. } => (0, false, false),
+            RingWork::Rouse { .. } => (0, false, false),
         };
         if code < 0 {
             // Received bytes must not be lost; the next receive reports the error.
@@ -417,10 +417,10 @@ impl Inner {
         let Some(state) = self.state(token) else { return };
         match std::mem::replace(state, State::Free) {
             State::Running { orphan: true, .. }
-            | State::Running { work: Work::Rouse { .. }, .. } => {
+            | State::Running { work: RingWork::Rouse { .. }, .. } => {
                 self.release(token);
             }
-            State::Running { work: Work::Op(op), waker, .. } => {
+            State::Running { work: RingWork::Op(op), waker, .. } => {
                 if let Err(error) = &result
                     && is_invalid(error)
                 {
@@ -436,7 +436,7 @@ impl Inner {
 
     /// Returns the number of operations with the kernel that end with this thread only.
     fn bound(&self) -> usize {
-        let bound = |slot: &&Slot| matches!(&slot.state, State::Running { work, with_kernel: true, .. } if work.is_bound());
+        let bound = |slot: &&RingSlot| matches!(&slot.state, State::Running { work, with_kernel: true, .. } if work.is_bound());
         self.slots.iter().filter(bound).count()
     }
 

@@ -12,8 +12,8 @@ use forebay_nbd_wire::records::Records;
 use forebay_nbd_wire::socket::Socket;
 
 use super::{Link, Why};
-use crate::connect::{Connection, connect};
-use crate::reply::{Answer, To};
+use crate::connect::{NegotiatedConnection, connect};
+use crate::reply::{OpResult, To};
 use crate::requests::Failure;
 use crate::samples::PAGE;
 
@@ -42,7 +42,7 @@ impl Link {
 
     /// Returns a connection; `None`: there is none for now, and the operations that waited have
     /// failed.
-    async fn connect(&self) -> Option<Connection> {
+    async fn connect(&self) -> Option<NegotiatedConnection> {
         if let Some(spare) = self.remote.take_spare() {
             return Some(spare);
         }
@@ -97,8 +97,8 @@ impl Link {
 
     /// Uses a connection until it is lost. `true`: the link has ended, and the connection was
     /// handed on.
-    async fn serve(&self, connection: Connection) -> bool {
-        let Connection { fd, tls, agreed } = connection;
+    async fn serve(&self, connection: NegotiatedConnection) -> bool {
+        let NegotiatedConnection { fd, tls, agreed } = connection;
         let socket = match tls {
             None => Socket::new(fd, self.ring.clone()),
             Some(tls) => match Records::new(tls.into(), &[]) {
@@ -113,7 +113,7 @@ impl Link {
         let Some(ended) = ended else {
             match socket.duplicate() {
                 Ok(fd) if !socket.is_encrypted() => {
-                    let connection = Connection { fd, tls: None, agreed };
+                    let connection = NegotiatedConnection { fd, tls: None, agreed };
                     match self.remote.is_closed() {
                         true => connection.leave(),
                         false => self.remote.put_spare(connection),
@@ -228,7 +228,7 @@ impl Link {
         self.comparing.set(count);
     }
 
-    pub(super) fn compared(&self, number: usize, answer: &Answer) {
+    pub(super) fn compared(&self, number: usize, answer: &OpResult) {
         self.comparing.set(self.comparing.get().saturating_sub(1));
         let same = match (&answer.done.result, &answer.done.buf) {
             (Ok(()), Some(page)) => self.remote.samples.compare(number, page),

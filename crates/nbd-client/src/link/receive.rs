@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 use zerocopy::big_endian::U64;
 
 use super::Link;
-use crate::replies::{Head, Violation, ends, kind_of};
+use crate::replies::{ProtocolViolation, ReplyHeader, ends, kind_of};
 use crate::requests::Failure;
 
 /// Bytes that are received at a time.
@@ -21,7 +21,7 @@ const CONTENT_MAX: u32 = 16 << 10;
 
 /// Why receiving ends.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Ended {
+pub(crate) enum ReceiveEnd {
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("the server does not keep to the NBD protocol: {0}")]
@@ -30,31 +30,31 @@ pub(crate) enum Ended {
     ShutsDown,
 }
 
-impl From<Violation> for Ended {
-    fn from(violation: Violation) -> Self {
-        Ended::Violation(violation.0)
+impl From<ProtocolViolation> for ReceiveEnd {
+    fn from(violation: ProtocolViolation) -> Self {
+        ReceiveEnd::Violation(violation.0)
     }
 }
 
-fn violation<T>(what: &'static str) -> Result<T, Ended> {
-    Err(Ended::Violation(what))
+fn violation<T>(what: &'static str) -> Result<T, ReceiveEnd> {
+    Err(ReceiveEnd::Violation(what))
 }
 
 /// Received bytes: `buf[start..end]` have not been used yet.
-struct Inbox<'a> {
+struct ReceiveBuffer<'a> {
     socket: &'a Socket,
     buf: IoBuf,
     start: usize,
     end: usize,
 }
 
-impl Inbox<'_> {
+impl ReceiveBuffer<'_> {
     fn rest(&self) -> &[u8] {
         self.buf.get(self.start..self.end).unwrap_or_default()
     }
 
     /// Receives more bytes.
-    async fn more(&mut self) -> Result<(), Ended> {
+    async fn more(&mut self) -> Result<(), ReceiveEnd> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             if self.buf.is_empty() {
@@ -77,7 +77,7 @@ impl Inbox<'_> {
     }
 
     /// Waits for `len` bytes, no more than the buffer has, and returns them.
-    async fn take(&mut self, len: usize) -> Result<&[u8], Ended> {
+    async fn take(&mut self, len: usize) -> Result<&[u8], ReceiveEnd> {
         while self.end - self.start < len {
             self.more().await?;
         }
@@ -90,7 +90,7 @@ impl Inbox<'_> {
         &mut self,
         mut dest: IoBuf,
         mut range: std::ops::Range<usize>,
-    ) -> (IoBuf, Result<(), Ended>) {
+    ) -> (IoBuf, Result<(), ReceiveEnd>) {
         loop {
             let len = range.len().min(self.end - self.start);
             if let (Some(into), Some(from)) = (
@@ -129,8 +129,8 @@ fn closed() -> io::Error {
 
 impl Link {
     /// Receives replies until the connection ends.
-    pub(crate) async fn receive(&self, socket: &Socket, chunks: bool) -> Ended {
-        let mut inbox = Inbox { socket, buf: IoBuf::empty(), start: 0, end: 0 };
+    pub(crate) async fn receive(&self, socket: &Socket, chunks: bool) -> ReceiveEnd {
+        let mut inbox = ReceiveBuffer { socket, buf: IoBuf::empty(), start: 0, end: 0 };
         loop {
             if let Err(ended) = self.receive_one(&mut inbox, chunks).await {
                 return ended;
@@ -138,9 +138,13 @@ impl Link {
         }
     }
 
-    async fn receive_one(&self, inbox: &mut Inbox<'_>, chunks: bool) -> Result<(), Ended> {
+    async fn receive_one(
+        &self,
+        inbox: &mut ReceiveBuffer<'_>,
+        chunks: bool,
+    ) -> Result<(), ReceiveEnd> {
         let (head, len) = loop {
-            if let Some(found) = Head::read(inbox.rest(), chunks)? {
+            if let Some(found) = ReplyHeader::read(inbox.rest(), chunks)? {
                 break found;
             }
             if inbox.rest().is_empty() {
@@ -155,8 +159,10 @@ impl Link {
         };
         inbox.start += len;
         match head {
-            Head::Simple { cookie, error } => self.simple(inbox, chunks, cookie, error).await,
-            Head::Chunk { cookie, flags, kind, len } => {
+            ReplyHeader::Simple { cookie, error } => {
+                self.simple(inbox, chunks, cookie, error).await
+            }
+            ReplyHeader::Chunk { cookie, flags, kind, len } => {
                 self.chunk(inbox, (cookie, kind, len)).await?;
                 if flags & chunk::FLAG_DONE != 0 { self.done(cookie) } else { Ok(()) }
             }
@@ -165,17 +171,17 @@ impl Link {
 
     async fn simple(
         &self,
-        inbox: &mut Inbox<'_>,
+        inbox: &mut ReceiveBuffer<'_>,
         chunks: bool,
         cookie: u64,
         error: u32,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), ReceiveEnd> {
         let (op, command, offset, len) = self.asked(cookie)?;
         if chunks && matches!(command, command::READ | command::BLOCK_STATUS) {
             return violation("a simple reply where chunks were agreed on");
         }
         if ends(error) {
-            return Err(Ended::ShutsDown);
+            return Err(ReceiveEnd::ShutsDown);
         }
         if error == 0 && command == command::READ {
             self.fill(inbox, op, offset, len).await?;
@@ -189,9 +195,9 @@ impl Link {
 
     async fn chunk(
         &self,
-        inbox: &mut Inbox<'_>,
+        inbox: &mut ReceiveBuffer<'_>,
         (cookie, kind, len): (u64, u16, u32),
-    ) -> Result<(), Ended> {
+    ) -> Result<(), ReceiveEnd> {
         let (op, command, offset, whole) = self.asked(cookie)?;
         match kind {
             chunk::NONE if len == 0 => Ok(()),
@@ -234,7 +240,7 @@ impl Link {
                     return violation("an error without a number");
                 }
                 if ends(error) {
-                    return Err(Ended::ShutsDown);
+                    return Err(ReceiveEnd::ShutsDown);
                 }
                 let failure = failure(error, message.unwrap_or_default());
                 self.fails(cookie, failure);
@@ -251,7 +257,7 @@ impl Link {
         op: OpId,
         asked: (u64, u32),
         found: (u64, u32),
-    ) -> Result<(), Ended> {
+    ) -> Result<(), ReceiveEnd> {
         let ((offset, whole), (at, len)) = (asked, found);
         let inside = at >= offset
             && at.checked_add(len.into()).is_some_and(|end| end <= offset + u64::from(whole));
@@ -270,7 +276,13 @@ impl Link {
     }
 
     /// Receives data of a read into its buffer.
-    async fn fill(&self, inbox: &mut Inbox<'_>, op: OpId, at: u64, len: u32) -> Result<(), Ended> {
+    async fn fill(
+        &self,
+        inbox: &mut ReceiveBuffer<'_>,
+        op: OpId,
+        at: u64,
+        len: u32,
+    ) -> Result<(), ReceiveEnd> {
         let Some((buf, start)) = self.destination(op, at) else {
             return violation("data for a request that reads nothing");
         };
@@ -289,10 +301,10 @@ impl Link {
     }
 
     /// Returns the operation, command, offset and length of the request that a reply belongs to.
-    fn asked(&self, cookie: u64) -> Result<(OpId, u16, u64, u32), Ended> {
+    fn asked(&self, cookie: u64) -> Result<(OpId, u16, u64, u32), ReceiveEnd> {
         match self.requests.borrow_mut().part(cookie) {
             Some(part) => Ok((part.op, part.command, part.offset, part.len)),
-            None => Err(Ended::Violation("a reply to no request")),
+            None => Err(ReceiveEnd::Violation("a reply to no request")),
         }
     }
 
@@ -314,7 +326,7 @@ impl Link {
     }
 
     /// The reply to a request is complete.
-    fn done(&self, cookie: u64) -> Result<(), Ended> {
+    fn done(&self, cookie: u64) -> Result<(), ReceiveEnd> {
         let (op, _, _, len) = self.asked(cookie)?;
         let mut requests = self.requests.borrow_mut();
         let failed = requests.op(op).is_none_or(|op| op.failure.is_some());
@@ -322,7 +334,7 @@ impl Link {
             .part(cookie)
             .is_some_and(|part| part.command == command::READ && part.got != len);
         if short && !failed {
-            return Err(Ended::Violation("fewer data than were asked for"));
+            return Err(ReceiveEnd::Violation("fewer data than were asked for"));
         }
         let answered = requests.answered(cookie, failed);
         let acknowledged = requests.acknowledged();

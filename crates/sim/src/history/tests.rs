@@ -1,12 +1,12 @@
 use super::*;
 
-const fn own(number: u32) -> Content {
-    Content::Own(Value::Write(number))
+const fn own(number: u32) -> SectorContent {
+    SectorContent::Own(Value::Write(number))
 }
 
 /// Submits and ends writes `(id, submitted, ended)`, where 0 means "not yet".
-fn history(writes: &[(u32, Moment, Moment)]) -> History {
-    let mut history = History::new(Value::Write(0));
+fn history(writes: &[(u32, Moment, Moment)]) -> SectorHistory {
+    let mut history = SectorHistory::new(Value::Write(0));
     let mut events: Vec<(Moment, u32, bool)> = Vec::new();
     for &(id, submitted, ended) in writes {
         events.push((submitted, id, false));
@@ -26,11 +26,11 @@ fn history(writes: &[(u32, Moment, Moment)]) -> History {
 }
 
 /// Returns the values that a read from `started` to 100 may return.
-fn readable(history: &History, started: Moment) -> Vec<u32> {
+fn readable(history: &SectorHistory, started: Moment) -> Vec<u32> {
     (0..9).filter(|&id| history.clone().observe(own(id), started, 100, 0).is_ok()).collect()
 }
 
-fn after_crash(history: &History) -> Vec<u32> {
+fn after_crash(history: &SectorHistory) -> Vec<u32> {
     let mut crashed = history.clone();
     crashed.crash(true, 100);
     assert_eq!(crashed.expected(), history.after_a_crash());
@@ -49,7 +49,7 @@ fn a_read_returns_the_last_write_or_one_under_way() {
 
 #[test]
 fn a_read_begun_before_the_end_of_a_write_may_be_old() {
-    let mut history = History::new(Value::Write(0));
+    let mut history = SectorHistory::new(Value::Write(0));
     history.submit(1, Value::Write(1), false, 10);
     history.end(1, true, Survives::PowerLoss, 20, 15);
     assert_eq!(readable(&history, 15), [0, 1]);
@@ -159,7 +159,7 @@ fn a_failed_write_may_have_happened_but_hides_nothing() {
 
 #[test]
 fn a_discard_leaves_the_last_value_or_zeroes_and_nothing_older() {
-    let zero = Content::Own(Value::Zero);
+    let zero = SectorContent::Own(Value::Zero);
     let mut history = history(&[(1, 10, 20)]);
     history.submit(2, Value::Zero, true, 30);
     history.end(2, true, Survives::Nothing, 40, NEVER);
@@ -245,5 +245,5 @@ fn messages_tell_stale_from_never_written() {
     assert_eq!(history.observe(own(1), 50, 60, NEVER), Err(Wrong::Stale));
     history.flushed(40, NEVER);
     assert_eq!(history.observe(own(1), 50, 60, NEVER), Err(Wrong::CameBack));
-    assert_eq!(history.observe(Content::Garbage, 50, 60, NEVER), Err(Wrong::NeverWritten));
+    assert_eq!(history.observe(SectorContent::Garbage, 50, 60, NEVER), Err(Wrong::NeverWritten));
 }

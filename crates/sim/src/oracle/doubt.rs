@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::{Oracle, Violation};
-use crate::history::History;
-use crate::stamp::{Content, Place, Value};
+use crate::history::SectorHistory;
+use crate::stamp::{SectorAddress, SectorContent, Value};
 
 impl Oracle {
     /// Notes that the stored data of a place was damaged; its whole block may become unreadable.
-    pub fn taint(&mut self, place: Place) {
+    pub fn taint(&mut self, place: SectorAddress) {
         let now = self.tick();
         let block = self.blocks_of(place.volume, place.sector..place.sector + 1);
         let Some(volume) = self.volumes.get_mut(usize::from(place.volume)) else { return };
@@ -30,7 +30,7 @@ impl Oracle {
     /// Notes that the log records of a place's block were lost: each sector may have any value that
     /// it ever had. Values `below` are on the origin, and become visible when a stale copy is
     /// dropped.
-    pub fn doubt(&mut self, place: Place, below: impl Fn(u64) -> Vec<Value>) {
+    pub fn doubt(&mut self, place: SectorAddress, below: impl Fn(u64) -> Vec<Value>) {
         let now = self.tick();
         let block = self.blocks_of(place.volume, place.sector..place.sector + 1);
         let Some(volume) = self.volumes.get_mut(usize::from(place.volume)) else { return };
@@ -53,16 +53,16 @@ impl Oracle {
     /// Returns whether anything on a volume may be unreadable, or, if it `defers` writes, below its
     /// RAM tier.
     pub fn has_taint(&self, volume: u16, defers: bool) -> bool {
-        let of = if defers { History::is_tainted_below } else { History::is_tainted };
+        let of = if defers { SectorHistory::is_tainted_below } else { SectorHistory::is_tainted };
         let volume = self.volumes.get(usize::from(volume));
         volume.is_some_and(|volume| volume.histories.iter().any(of))
     }
 
     /// Returns whether a place may be unreadable.
-    pub fn is_tainted(&self, place: Place) -> bool {
+    pub fn is_tainted(&self, place: SectorAddress) -> bool {
         let volume = self.volumes.get(usize::from(place.volume));
         let history = volume.and_then(|volume| volume.histories.get(place.sector as usize));
-        history.is_some_and(History::is_tainted)
+        history.is_some_and(SectorHistory::is_tainted)
     }
 
     /// Returns the sectors behind the end of a volume that an older version of its last block may
@@ -84,7 +84,7 @@ impl Oracle {
         let Some(volume) = self.volumes.get_mut(usize::from(volume)) else { return };
         volume.ends.push(end);
         let all = volume.histories.len() + sectors as usize;
-        volume.histories.resize_with(all, || History::new(Value::Write(0)));
+        volume.histories.resize_with(all, || SectorHistory::new(Value::Write(0)));
         volume.is_active.resize(all, false);
         if std::mem::take(&mut volume.edge_in_doubt) {
             for sector in end..edge.end.min(all as u64) {
@@ -103,14 +103,18 @@ impl Oracle {
     ///
     /// # Errors
     /// It has none of the values that may be found.
-    pub fn judge_alone(&self, place: Place, content: Content) -> Result<(), Violation> {
+    pub fn judge_alone(
+        &self,
+        place: SectorAddress,
+        content: SectorContent,
+    ) -> Result<(), Violation> {
         let volume = self.volumes.get(usize::from(place.volume));
         let Some(history) = volume.and_then(|it| it.histories.get(place.sector as usize)) else {
             return Ok(());
         };
         let expected = history.after_a_crash();
         match content {
-            Content::Own(value) if expected.contains(&value) => Ok(()),
+            SectorContent::Own(value) if expected.contains(&value) => Ok(()),
             _ => Err(Violation {
                 invariant: 15,
                 place: Some(place),

@@ -2,7 +2,7 @@ use super::*;
 
 fn bytes(value: Value, sector: u64) -> [u8; SECTOR] {
     let mut bytes = [0; SECTOR];
-    stamp::fill_value(&mut bytes, 7, Place { volume: 0, sector }, value);
+    stamp::fill_value(&mut bytes, 7, SectorAddress { volume: 0, sector }, value);
     bytes
 }
 
@@ -19,7 +19,7 @@ fn read(oracle: &mut Oracle, value: Value) -> Result<(), Violation> {
 fn damage_excuses_a_read_even_if_a_later_write_repairs_it() {
     let mut oracle = Oracle::new(7, 8, &[0], vec![vec![Value::Zero; 8]]);
     oracle.submit(99, asked(Op::Read, 0));
-    oracle.taint(Place { volume: 0, sector: 0 });
+    oracle.taint(SectorAddress { volume: 0, sector: 0 });
     oracle.submit(1, Asked { sectors: 8, ..asked(Op::Write, 1) });
     assert!(oracle.complete(1, Ok(()), None, Excuses::default()).is_ok());
     assert!(oracle.complete(99, Err(IoError::Io), None, Excuses::default()).is_ok());
@@ -60,7 +60,7 @@ fn a_write_that_was_flushed_on_another_lane_must_survive() {
 fn a_write_that_a_stop_has_left_behind_need_not_be_durable() {
     let mut oracle = Oracle::new(7, 8, &[0], vec![vec![Value::Zero; 8]]);
     let judge = |oracle: &Oracle, value| {
-        oracle.judge_alone(Place { volume: 0, sector: 0 }, Content::Own(value))
+        oracle.judge_alone(SectorAddress { volume: 0, sector: 0 }, SectorContent::Own(value))
     };
     oracle.submit(1, asked(Op::Write, 1));
     oracle.complete(1, Ok(()), None, Excuses::default()).expect("fine");
@@ -86,9 +86,9 @@ fn errors_need_a_cause() {
     };
     assert!(failed(&mut oracle, Excuses::default()).is_err());
     assert!(failed(&mut oracle, Excuses { disk_errors: true, ..Excuses::default() }).is_ok());
-    oracle.taint(Place { volume: 0, sector: 9 });
+    oracle.taint(SectorAddress { volume: 0, sector: 9 });
     assert!(failed(&mut oracle, Excuses::default()).is_err());
-    oracle.taint(Place { volume: 0, sector: 7 });
+    oracle.taint(SectorAddress { volume: 0, sector: 7 });
     assert!(failed(&mut oracle, Excuses::default()).is_ok());
     let id = oracle.next_id(0);
     oracle.submit(2, Asked { sectors: 8, ..asked(Op::Write, id) });

@@ -22,7 +22,7 @@ fn a_page_that_is_hit_again_is_still_unreadable() {
         let (mut world, geometry, page) = world_of(seed, &engine);
         let (volumes, headers) = (BTreeMap::new(), BTreeMap::new());
         let unsettled = BTreeSet::new();
-        let log = Log {
+        let log = LogSnapshot {
             geometry,
             base: 0,
             accepted: Accepted::default(),
@@ -82,7 +82,7 @@ fn a_cell_that_never_arrived_on_an_unreadable_page_may_fail() {
         let cell = Cell { header, slot, generation: Generation(1), volume, block, sequence: 1 };
         let (volumes, headers) = (BTreeMap::from([(volume, 0)]), BTreeMap::new());
         let (unsettled, cells) = (BTreeSet::new(), vec![cell.clone()]);
-        let log = Log {
+        let log = LogSnapshot {
             geometry,
             base: 7,
             accepted: Accepted::default(),
@@ -138,7 +138,7 @@ fn a_proof_that_the_next_crash_may_drop_allows_both() {
             unsettled.extend((!settled).then_some(page + 8));
         }
         let volumes = BTreeMap::from([(volume, 0)]);
-        let log = Log {
+        let log = LogSnapshot {
             geometry,
             base: 7,
             accepted: Accepted::default(),
@@ -175,7 +175,7 @@ fn a_header_behind_a_lost_beginning_proves_nothing() {
         (page, header)
     };
     let surely = |headers: &[(u64, RecordHeader)], rotten: &[u64]| {
-        let log = Log {
+        let log = LogSnapshot {
             geometry: geometry.clone(),
             base: 7,
             accepted: Accepted::default(),
