@@ -13,7 +13,8 @@ pub struct Names {
 }
 
 impl Names {
-    /// Keeps links in a directory, which is made when there is one.
+    /// Keeps links in `dir`. The directory is created with the first link and removed with the
+    /// last.
     pub fn new(dir: &Path) -> Self {
         Names { dir: dir.to_owned() }
     }
@@ -37,7 +38,7 @@ impl Names {
     /// Removes the name of a device.
     pub fn remove(&self, device: &Path) {
         let _ = fs::remove_file(self.link(device));
-        // Only the last one succeeds.
+        // Fails while the directory has other links.
         let _ = fs::remove_dir(&self.dir);
     }
 
@@ -48,7 +49,6 @@ impl Names {
         if text.and_then(|text| text.split(' ').next()) == Some(volume) {
             self.remove(device);
         }
-        let _ = fs::remove_dir(&self.dir);
     }
 
     fn link(&self, device: &Path) -> PathBuf {

@@ -73,14 +73,14 @@ impl<P, S> LaneServed<P, S> {
         self.all.borrow().iter().filter(|it| name(it) == volume).for_each(|it| each(it));
     }
 
-    /// Serves one of these no more.
+    /// Removes a queue or connection that has ended.
     pub fn remove(&self, ended: *const S) {
         self.all.borrow_mut().retain(|known| Rc::as_ptr(known) != ended);
     }
 }
 
-/// Tells the calling lane from other users of the devices that it serves: the kernel may need this
-/// thread to write to a device before it gets memory for itself.
+/// Marks the calling thread as an I/O flusher, so that the kernel does not make it wait for
+/// writeback to a device that this thread serves (`PR_SET_IO_FLUSHER`): that would deadlock.
 pub fn flush_for_kernel() {
     if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!(%error, "the lane cannot be told from other users of the device");

@@ -21,7 +21,7 @@ mod driver;
 
 pub use driver::{DeviceId, Driver, Made, Publication};
 
-/// The device of a volume that the lanes serve.
+/// A device whose requests the lanes serve, and its volume.
 #[derive(Debug)]
 pub struct VolumeDevice<S> {
     /// Name of the volume.
@@ -85,7 +85,8 @@ impl<D: Driver> VolumeDevices<D> {
         self.devices.lock().get(volume).cloned()
     }
 
-    /// Returns the device that a former daemon has left, or this one makes, with its note.
+    /// Looks up the note of a volume, and returns the device with its mark: a device of a former
+    /// daemon, or one whose creation is in progress.
     fn left(&self, volume: &str) -> Option<(DeviceId, Note)> {
         let note = self.notes.read(volume)?;
         let number = self.driver.find(note.mark)?;
@@ -130,7 +131,8 @@ impl<D: Driver> VolumeDevices<D> {
         Publication { volume, note, notes: &self.notes, names: &self.names }
     }
 
-    /// Removes the device that could not be made.
+    /// Cleans up after a failed creation: removes the device, if the kernel has made one, and the
+    /// note.
     fn undo(&self, volume: &str, mark: u64, error: &ExportError) {
         let timed_out = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::TimedOut;
         match self.driver.find(mark) {
@@ -214,8 +216,8 @@ impl<D: Driver> VolumeDevices<D> {
         Ok(())
     }
 
-    /// Removes all traces of a device, also its rest if it is `gone`. As long as the kernel has it,
-    /// there is a note that leads to it.
+    /// Removes the links to a device, and its note if the kernel has removed it (`gone`). As long
+    /// as the kernel has the device, its note stays, so that it can be found.
     fn forget(&self, volume: &str, id: DeviceId, gone: bool) {
         if !gone && !D::SETS_ASIDE {
             return;
@@ -230,7 +232,8 @@ impl<D: Driver> VolumeDevices<D> {
         }
     }
 
-    /// Removes the links to a device, which may be another program's by now.
+    /// Removes the links from a volume to a device number. Links of other volumes to that number
+    /// stay: the kernel may have given it to another device meanwhile.
     fn unlink(&self, volume: &str, id: DeviceId) {
         let device = self.driver.path(id.number);
         link::remove_of(volume, &device);

@@ -378,8 +378,8 @@ impl Cache {
         self.starved.load(Ordering::SeqCst)
     }
 
-    /// Counts a write that waits for free space and must not bypass the log, until the result is
-    /// dropped.
+    /// Registers a write that waits for free space and must not bypass the log. Dropping the result
+    /// ends the registration.
     pub(crate) fn wait_for_log(&self) -> BoundToLog<'_> {
         self.bound_to_log.fetch_add(1, Ordering::SeqCst);
         BoundToLog(self)

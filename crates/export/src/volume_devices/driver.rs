@@ -100,7 +100,7 @@ pub trait Driver: Send + Sync + 'static {
     /// Returns whether a served device was removed without the daemon.
     fn is_lost(&self, id: DeviceId, own: &Self::Own) -> bool;
 
-    /// Gets ready for the device of a volume.
+    /// Has the lanes prepare to serve a volume, and returns the facts that its device needs.
     ///
     /// # Errors
     /// The lanes do not serve the volume.
@@ -136,7 +136,8 @@ pub trait Driver: Send + Sync + 'static {
         facts: &Self::Facts,
     ) -> Result<Option<Made<Self::Own>>, ExportError>;
 
-    /// The device is removed although it may have users. `served`: it is one of this daemon.
+    /// Called before a device is removed by force, although it may have users. `served`: the lanes
+    /// of this daemon serve it.
     fn before_cut(&self, volume: &str, id: DeviceId, users: &Users, served: bool);
 
     /// Removes a device; without `force` only if it is not in use.
@@ -148,10 +149,11 @@ pub trait Driver: Send + Sync + 'static {
     /// Waits until no lane serves a device that was removed.
     fn ended(&self, _volume: &str, _own: &Self::Own) {}
 
-    /// The device of a volume is to be forgotten.
+    /// Called before the links and the note of a volume's device are removed.
     fn forget(&self, _volume: &str) {}
 
-    /// Deletes the rest of a device that was removed. Returns whether nothing is left.
+    /// Releases the number of a device that was removed. Returns whether the kernel has released
+    /// it.
     fn delete(&self, _volume: &str, _id: DeviceId) -> bool {
         true
     }
@@ -162,16 +164,16 @@ pub trait Driver: Send + Sync + 'static {
         true
     }
 
-    /// A volume has got a device.
+    /// Called after a volume was exported.
     fn published(&self, _devices: &Arc<DeviceMap<Self::Own>>) {}
 
-    /// The daemon ends.
+    /// Called when the daemon ends.
     fn leaving(&self) {}
 
     /// Checks whether the next program of this process could serve a volume.
     ///
     /// # Errors
-    /// If it could not.
+    /// The reason why it could not.
     fn check_hand_over(&self, _volume: &str) -> Result<(), ExportError> {
         Ok(())
     }
