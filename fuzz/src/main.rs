@@ -1,10 +1,10 @@
 //! Fuzz targets for everything that reads bytes of a device, a client or an operator, in one
-//! program that libFuzzer drives. It takes libFuzzer's arguments; the target comes from the
-//! environment:
+//! program. The target comes from the environment:
 //!
 //!     FOREBAY_FUZZ_TARGET=superblock forebay-fuzz FILE...
 //!
 //! - [`targets`]: a file for each
+//! - [`mutation`]: how an input becomes another one
 //! - [`memory`]: a bound on the allocations of a target
 //! - [`mend`]: checksums put right after a mutation, so that the fuzzer gets behind them
 //! - [`image`]: small cache devices, made by the real engine; [`hostile`]: devices that no program
@@ -12,23 +12,28 @@
 //! - [`patches`]: changes of their bytes, with corrected checksums
 //! - [`device`]: a device over such an image that keeps changes apart
 //!
-//! `scripts/fuzz` builds and runs it. It works with a stable compiler, because libFuzzer needs only
-//! options of code generation. An input that fails becomes a test in the crate that owns the code.
-#![no_main]
+//! `scripts/fuzz` builds it with `--cfg fuzzing`, which adds libFuzzer: the program then takes
+//! libFuzzer's arguments. A stable compiler is enough, because libFuzzer needs only options of code
+//! generation. Without libFuzzer the program runs the given inputs, and its test runs every target
+//! on its seeds and on mutations of them. An input that fails becomes a test in the crate that owns
+//! the code.
+#![cfg_attr(fuzzing, no_main)]
 
 mod device;
 mod hostile;
 mod image;
 mod memory;
 mod mend;
+mod mutation;
 mod patches;
+#[cfg(test)]
+mod seeds;
 mod targets;
 
 use std::sync::LazyLock;
 
 use forebay_core::BlockSize;
 use forebay_format::Uuid;
-use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
 use targets::{TARGETS, Target};
 
@@ -56,11 +61,22 @@ static TARGET: LazyLock<&Target> = LazyLock::new(|| {
     })
 });
 
-fuzz_target!(|data: &[u8]| (TARGET.run)(data));
+#[cfg(fuzzing)]
+libfuzzer_sys::fuzz_target!(|data: &[u8]| (TARGET.run)(data));
 
-fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+#[cfg(fuzzing)]
+libfuzzer_sys::fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     (TARGET.mutate)(data, size, max_size, seed)
 });
+
+/// Runs the inputs in the files that the arguments name.
+#[cfg(not(fuzzing))]
+fn main() -> std::io::Result<()> {
+    for path in std::env::args_os().skip(1) {
+        (TARGET.run)(&std::fs::read(path)?);
+    }
+    Ok(())
+}
 
 /// The cache of the golden images.
 pub(crate) const CACHE: Uuid = Uuid::from_u128(0x00112233_4455_6677_8899_aabbccddeeff);

@@ -3,9 +3,8 @@
 
 use forebay_format::checkpoint::CHUNK_BYTES;
 use forebay_format::{PAGE, checkpoint, crc32c, crc32c_append, record, superblock, volume};
-use libfuzzer_sys::fuzzer_mutate;
 
-use crate::CACHE;
+use crate::{CACHE, mutation};
 
 const ZEROES: [u8; PAGE] = [0; PAGE];
 
@@ -45,14 +44,14 @@ pub(crate) fn mutate(
     let mut new_size = size;
     let page = rng.usize(0..pages) * PAGE;
     if rng.bool() || page >= size {
-        new_size = fuzzer_mutate(data, size, max_size);
+        new_size = mutation::change(data, size, max_size);
     } else {
         let longest = (size - page).min(256);
         let start = page + rng.usize(0..longest);
         let end = (start + rng.usize(1..=16)).min(page + longest);
         let window = &mut data[start..end];
         let len = window.len();
-        fuzzer_mutate(window, len, len);
+        mutation::change(window, len, len);
     }
     if rng.u32(0..16) != 0 {
         mend(&mut data[..new_size]);

@@ -17,7 +17,7 @@ pub(crate) mod ublk_request;
 pub(crate) mod vhost_user;
 pub(crate) mod volume_table;
 
-use libfuzzer_sys::fuzzer_mutate;
+use crate::mutation;
 
 /// Changes the first `size` bytes of `data`, which has room for `max_size`, as `seed` decides;
 /// returns the new size.
@@ -59,5 +59,5 @@ pub(crate) const TARGETS: [Target; 16] = [
 
 /// Mutates as libFuzzer chooses.
 fn plain(data: &mut [u8], size: usize, max_size: usize, _: u32) -> usize {
-    fuzzer_mutate(data, size, max_size)
+    mutation::change(data, size, max_size)
 }

@@ -2,13 +2,12 @@
 
 use forebay_fuse::answer::{Action, FileFacts, MAX_TRANSFER, decide};
 use forebay_fuse::request::{Message, Request, coming, parse, parse_entry};
-use libfuzzer_sys::fuzzer_mutate;
 
-use crate::mend;
+use crate::{mend, mutation};
 
 /// See [`super::Mutate`].
 pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
-    let size = fuzzer_mutate(data, size, max_size);
+    let size = mutation::change(data, size, max_size);
     if !seed.is_multiple_of(8) && size >= 40 {
         // The length, an opcode that exists, and the only node.
         mend::put(&mut data[..size], 0, &(size as u32).to_ne_bytes());

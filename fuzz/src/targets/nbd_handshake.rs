@@ -2,20 +2,19 @@
 
 use std::rc::Rc;
 
-use crate::{memory, mend, pieces};
+use crate::{memory, mend, mutation, pieces};
 use forebay_engine::BlockService;
 use forebay_nbd::handshake::{Handshake, OPTION_DATA_MAX, Progress, Security};
 use forebay_nbd::null::{ExportList, NullTarget};
 use forebay_nbd::transmission::Session;
 use forebay_nbd::wire::OPTION_MAGIC;
-use libfuzzer_sys::fuzzer_mutate;
 
 /// Replies are held back no longer than this; one option's replies come on top.
 const REPLIES_MOST: usize = 80 << 10;
 
 /// See [`super::Mutate`].
 pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
-    let size = fuzzer_mutate(data, size, max_size);
+    let size = mutation::change(data, size, max_size);
     if !seed.is_multiple_of(8) {
         mend_options(&mut data[..size]);
     }

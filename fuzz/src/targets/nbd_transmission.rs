@@ -1,7 +1,7 @@
 //! NBD requests: a byte for the negotiated options, then the bytes of a client, in one piece and in
 //! many.
 
-use crate::{memory, mend, pieces};
+use crate::{memory, mend, mutation, pieces};
 use forebay_core::Op;
 use forebay_nbd::OutlivingDevice;
 use forebay_nbd::status::Contexts;
@@ -11,14 +11,13 @@ use forebay_nbd::transmission::{
 use forebay_nbd::wire::{
     EXTENDED_REQUEST_MAGIC, ExtendedRequestHeader, Header, Headers, REQUEST_MAGIC, RequestHeader,
 };
-use libfuzzer_sys::fuzzer_mutate;
 
 const WINDOWS: [usize; 4] = [0, 512, 4096, 64 << 10];
 const SIZES: [u64; 4] = [1 << 20, 1 << 40, 512, (1 << 63) - 512];
 
 /// See [`super::Mutate`].
 pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
-    let size = fuzzer_mutate(data, size, max_size);
+    let size = mutation::change(data, size, max_size);
     if !seed.is_multiple_of(8) {
         let data = &mut data[..size];
         match data.first().map(|choice| headers(*choice)) {

@@ -12,14 +12,13 @@ use std::sync::Arc;
 use crate::device::ImageDevice;
 use crate::image::IMAGES;
 use crate::patches::{mend_all, patch};
-use crate::{memory, mend, say};
+use crate::{memory, mend, mutation, say};
 use forebay_core::OriginBlock;
 use forebay_device::Device;
 use forebay_store::{
     Appended, Class, Condition, RecoveryReport, Store, StoreError, StoreLane, StoreOptions, Version,
 };
 use forebay_testkit::LaneWorld;
-use libfuzzer_sys::fuzzer_mutate;
 
 /// Bits of the first byte.
 const IMAGE: u8 = 3;
@@ -38,7 +37,7 @@ const PATCHES: usize = 32;
 pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
     let mut rng = fastrand::Rng::with_seed(u64::from(seed));
     if rng.bool() || size == 0 || size + 12 > max_size {
-        return fuzzer_mutate(data, size, max_size);
+        return mutation::change(data, size, max_size);
     }
     // A further patch: one number, at a place that is likely to be a field.
     let numbers = [0, 1, 2, 0x7f, 0x80, 0xff, 0xffff, 1 << 31, u64::MAX, u64::MAX - 1, 1 << 44];

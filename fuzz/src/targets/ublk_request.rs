@@ -2,13 +2,12 @@
 
 use forebay_core::{Op, Survives};
 use forebay_ublk::request::{DeviceFacts, convert};
-use libfuzzer_sys::fuzzer_mutate;
 
-use crate::mend;
+use crate::{mend, mutation};
 
 /// See [`super::Mutate`].
 pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
-    let size = fuzzer_mutate(data, size, max_size).max(24.min(max_size));
+    let size = mutation::change(data, size, max_size).max(24.min(max_size));
     if !seed.is_multiple_of(8) && size >= 24 {
         // An operation that exists, a length and a start of the right magnitude.
         let word = u32::from(data[0] % 8) | u32::from(data[1]) << 8;

@@ -1,13 +1,12 @@
 //! vhost-user: a control message, and a guest's memory with a queue in it.
 
-use crate::{memory, mend};
+use crate::{memory, mend, mutation};
 use forebay_vhost_user::chain::{Buffers, total};
 use forebay_vhost_user::config::{REQUEST_MAX, SECTOR, ZEROED_MAX};
 use forebay_vhost_user::memory::{ClientAddress, GuestAddress, GuestMemory, RegionPlace};
 use forebay_vhost_user::message::{Header, Message, PAYLOAD_MAX, RingAddresses};
 use forebay_vhost_user::request::{BlockRequest, Kind, Status};
 use forebay_vhost_user::virtqueue::{QueueFeatures, QueueSize, Virtqueue};
-use libfuzzer_sys::fuzzer_mutate;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// Bytes before the guest's memory in an input.
@@ -22,7 +21,7 @@ const USED: usize = 512;
 
 /// See [`super::Mutate`].
 pub(crate) fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
-    let size = fuzzer_mutate(data, size, max_size);
+    let size = mutation::change(data, size, max_size);
     if !seed.is_multiple_of(8) {
         mend_queue(&mut data[..size]);
     }
