@@ -30,6 +30,7 @@ pub(crate) struct Target {
     /// Takes one input and panics if something is wrong.
     pub(crate) run: fn(&[u8]),
     /// Makes the next input.
+    #[cfg_attr(not(any(fuzzing, test)), expect(dead_code, reason = "inputs come from files"))]
     pub(crate) mutate: Mutate,
 }
 
