@@ -30,6 +30,7 @@ mod shard;
 pub use regions::Walk;
 pub(crate) use relocate::Relocated;
 pub(crate) use restore::ShardContent;
+pub(crate) use shard::Unlocked;
 
 /// A block of any volume as one number: the volume's base plus the block number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -292,26 +293,28 @@ impl Index {
     }
 
     /// Looks up a block that is valid as a whole, without writing anything that other lanes read.
-    /// `seen` runs with a candidate for its entry, and returns whether to continue. On `None` use
-    /// [`Index::look_up`], even if `seen` has run.
+    /// `seen` runs with a candidate for its entry, and returns whether to continue.
     #[inline]
-    fn find_unlocked(&self, address: Address, seen: impl FnOnce(&Entry) -> bool) -> Option<Entry> {
+    fn find_unlocked(&self, address: Address, seen: impl FnOnce(&Entry) -> bool) -> Unlocked {
         let placed = self.geometry.place(address.0);
-        let shard = self.shards.get(placed.shard as usize)?;
-        shard.find_unlocked(&self.geometry, placed.key, seen)
+        match self.shards.get(placed.shard as usize) {
+            Some(shard) => shard.find_unlocked(&self.geometry, placed.key, seen),
+            None => Unlocked::Undecided,
+        }
     }
 
     /// Looks a block up for a decision that tolerates change.
     #[inline]
     pub fn peek(&self, address: Address) -> Option<Found> {
         match self.find_unlocked(address, |_| true) {
-            Some(entry) => Some(Found { entry, mask: None }),
-            None => self.look_up(address, |_| None),
+            Unlocked::Found(entry) => Some(Found { entry, mask: None }),
+            Unlocked::Absent => None,
+            Unlocked::Undecided => self.look_up(address, |_| None),
         }
     }
 
-    /// Looks up a block that is valid as a whole, and publishes its segment in a hazard slot, which
-    /// the caller ends. `None`: use [`Index::look_up`].
+    /// Looks up a block that is valid as a whole. If it is found, its segment is published in a
+    /// hazard slot, which the caller ends.
     #[inline]
     pub(crate) fn look_up_in_hazard(
         &self,
@@ -319,13 +322,13 @@ impl Index {
         hazards: &HazardSlots,
         hazard: HazardId,
         segment_of: impl FnOnce(Slot) -> SegmentId,
-    ) -> Option<Entry> {
+    ) -> Unlocked {
         let mut begun = false;
         let found = self.find_unlocked(address, |entry| {
             begun = hazards.begin(Some(hazard), segment_of(entry.slot));
             begun
         });
-        if found.is_none() && begun {
+        if begun && !matches!(found, Unlocked::Found(_)) {
             hazards.end(hazard);
         }
         found

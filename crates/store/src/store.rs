@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use crate::appender::Appenders;
 use crate::hazard::{HazardId, HazardSlots};
 use crate::health::Health;
-use crate::index::{Condition, Found, Index, Walk};
+use crate::index::{Condition, Found, Index, Unlocked, Walk};
 use crate::latency::DeviceLatency;
 use crate::layout::SegmentLayout;
 use crate::loading::Loading;
@@ -260,17 +260,21 @@ impl Store {
         mut rank: impl FnMut(&Entry) -> u8,
     ) -> Option<Pinned<'_>> {
         let address = space.address(block);
-        if let Some(id) = hazard
-            && let Some(entry) = self
-                .index
-                .look_up_in_hazard(address, &self.hazards, id, |slot| self.segment_of(slot))
-        {
-            if rank(&entry) != entry.rank {
-                // Another lane may have changed it meanwhile.
-                self.rerank(space, block, entry.slot, |now| rank(&Entry { rank: now, ..entry }));
+        if let Some(id) = hazard {
+            let segment_of = |slot| self.segment_of(slot);
+            match self.index.look_up_in_hazard(address, &self.hazards, id, segment_of) {
+                Unlocked::Found(entry) => {
+                    if rank(&entry) != entry.rank {
+                        // Another lane may have changed it meanwhile.
+                        let rank = |now| rank(&Entry { rank: now, ..entry });
+                        self.rerank(space, block, entry.slot, rank);
+                    }
+                    let found = Found { entry, mask: None };
+                    return Some(Pinned { store: self, block, found, hazard });
+                }
+                Unlocked::Absent => return None,
+                Unlocked::Undecided => (),
             }
-            let found = Found { entry, mask: None };
-            return Some(Pinned { store: self, block, found, hazard });
         }
         let mut hazard = hazard;
         let found = self.index.look_up(address, |entry| {

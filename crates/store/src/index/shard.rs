@@ -72,8 +72,7 @@ impl Shard {
     }
 
     /// Looks up a block without the lock; returns its entry only if the whole block is valid.
-    /// `seen` gets the candidate before it is verified, and returns whether to continue. `None`
-    /// does not prove that the block is absent.
+    /// `seen` gets the candidate before it is verified, and returns whether to continue.
     ///
     /// `seen` publishes a hazard with a sequentially consistent exchange. If an entry is returned,
     /// any thread that changes the table afterwards and then executes a sequentially consistent
@@ -84,17 +83,18 @@ impl Shard {
         geometry: &TableGeometry,
         key: LocalKey,
         seen: impl FnOnce(&Entry) -> bool,
-    ) -> Option<Entry> {
+    ) -> Unlocked {
         // Acquire: the words that are read next are at least as new as this version.
         let before = self.version.load(Ordering::Acquire);
         if before % 2 == 1 {
-            return None;
+            return Unlocked::Undecided;
         }
         let check_bits = self.check_bits.load(Ordering::Relaxed);
-        let entry = geometry.find(&self.buckets, check_bits, key).filter(|entry| !entry.partial)?;
-        if !seen(&entry) {
-            return None;
-        }
+        let found = match geometry.find(&self.buckets, check_bits, key) {
+            None => Unlocked::Absent,
+            Some(entry) if !entry.partial && seen(&entry) => Unlocked::Found(entry),
+            Some(_) => return Unlocked::Undecided,
+        };
         // Acquire fence: all words are read before the version is read again.
         fence(Ordering::Acquire);
         // Invariant 8: a segment is not reused while it is read. A thread that frees a segment
@@ -102,7 +102,8 @@ impl Shard {
         // its hazard in `seen`, and then reads the version. Sequential consistency excludes that
         // both miss the other's write: that thread sees the hazard, or this one the changed
         // version.
-        (self.version.load(Ordering::SeqCst) == before).then_some(entry)
+        let unchanged = self.version.load(Ordering::SeqCst) == before;
+        if unchanged { found } else { Unlocked::Undecided }
     }
 
     /// Prefetches the shard and the key's bucket for a look-up, or, if `to_change`, for a change.
@@ -114,6 +115,18 @@ impl Shard {
         }
         fetch(self.buckets.spot().plus(geometry.bucket_offset(key)), 1);
     }
+}
+
+/// The result of a look-up without the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unlocked {
+    /// The entry of a block that is valid as a whole.
+    Found(Entry),
+    /// The block was not cached at one moment during the look-up.
+    Absent,
+    /// Only a look-up with the lock can tell: the shard is changing or not loaded, the block is
+    /// partly cached, or the caller did not continue.
+    Undecided,
 }
 
 /// A shard whose lock is held.

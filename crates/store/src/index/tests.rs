@@ -72,9 +72,13 @@ fn unlocked_look_ups_find_entries_that_other_threads_move() {
         let mut without_lock = 0u64;
         for round in 0..if cfg!(miri) { 2 } else { 20 * stays } {
             let address = round * 7919 % stays;
-            if let Some(entry) = index.find_unlocked(Address(address), |_| true) {
-                without_lock += 1;
-                assert_eq!(entry.slot, Slot(address as u32));
+            match index.find_unlocked(Address(address), |_| true) {
+                Unlocked::Found(entry) => {
+                    without_lock += 1;
+                    assert_eq!(entry.slot, Slot(address as u32));
+                }
+                Unlocked::Absent => panic!("block {address} stays"),
+                Unlocked::Undecided => (),
             }
             let found = index.peek(Address(address)).expect("it stays");
             assert_eq!(found.entry.slot, Slot(address as u32));
@@ -88,36 +92,33 @@ fn unlocked_look_ups_find_only_whole_blocks_of_loaded_shards() {
     let index = Index::new(TableGeometry::new(100, 1, 20, 20).expect("fits"), 1);
     let find = |index: &Index| index.find_unlocked(Address(3), |_| true);
     let entry = Entry { slot: Slot(5), dirty: true, partial: false, rank: 1, check: Check::new(0) };
-    assert!(find(&index).is_none());
+    assert_eq!(find(&index), Unlocked::Absent);
     index.restore(Address(3), entry).expect("there is room");
-    assert_eq!(find(&index).map(|found| found.slot), Some(Slot(5)));
-    assert!(index.find_unlocked(Address(3), |_| false).is_none());
+    assert_eq!(find(&index), Unlocked::Found(entry));
+    assert_eq!(index.find_unlocked(Address(3), |_| false), Unlocked::Undecided);
     let mut shard = index.shards[0].lock();
-    assert!(find(&index).is_some(), "the lock alone changes nothing");
+    assert_eq!(find(&index), Unlocked::Found(entry), "the lock alone changes nothing");
     let changing = shard.table_mut();
-    assert!(find(&index).is_none(), "entries may be on their way to another bucket");
+    assert_eq!(find(&index), Unlocked::Undecided, "entries may be between two buckets");
     drop(changing);
-    assert!(find(&index).is_some());
+    assert_eq!(find(&index), Unlocked::Found(entry));
     drop(shard);
     index.restore(Address(3), Entry { partial: true, ..entry }).expect("there is room");
-    assert!(find(&index).is_none(), "its mask is needed as well");
+    assert_eq!(find(&index), Unlocked::Undecided, "its mask is needed as well");
 
     index.unload();
-    assert!(find(&index).is_none());
+    assert_eq!(find(&index), Unlocked::Undecided, "its shard is not loaded");
     let mut content = ShardContent { entries: vec![(Address(3), entry)], ..Default::default() };
     let other = Index::new(TableGeometry::new(100, 1, 20, 20).expect("fits"), 1);
     other.unload();
     content.entries.push((Address(3), entry));
     assert!(other.load_shard(0, &mut content).is_err(), "a block twice");
-    assert!(
-        find(&other).is_none(),
-        "what is there of a shard that is not loaded counts for nothing"
-    );
+    assert_eq!(find(&other), Unlocked::Undecided, "a half loaded shard counts for nothing");
     content.entries.pop();
     let third = Index::new(TableGeometry::new(100, 1, 20, 20).expect("fits"), 1);
     third.unload();
     third.load_shard(0, &mut content).expect("it fits");
-    assert_eq!(find(&third).map(|found| found.slot), Some(Slot(5)));
+    assert_eq!(find(&third), Unlocked::Found(entry));
 }
 
 #[test]
