@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use clap::ValueEnum;
-use forebay_core::{Durability, Mode};
+use forebay_core::{Admission, Durability, Mode};
 use forebay_engine::Settings;
 
 use crate::bench::engine::{Sizes, deferred};
@@ -31,6 +31,10 @@ pub(crate) struct KernelGoals {
 pub(crate) enum Case {
     /// Random reads of blocks that are cached and clean
     ReadHit,
+    /// Reads of blocks that are not cached and are filled, in random order
+    ReadMiss,
+    /// Reads of blocks that are not cached and may not enter, in random order
+    ReadRefused,
     /// Random writes to blocks that are dirty
     OverwriteDirty,
     /// Random writes with the settings that a new volume has
@@ -110,6 +114,8 @@ impl Case {
             Case::WriteAround => in_mode(Mode::Writearound, Durability::Flush),
             Case::WriteStrict => in_mode(Mode::Writeback, Durability::Strict),
             Case::WriteThroughStrict => in_mode(Mode::Writethrough, Durability::Strict),
+            // Ghosts remember fewer blocks than the steps go through before one comes again.
+            Case::ReadRefused => Settings { admission: Admission::Ghost(1), ..no_writeback() },
             // These settings are those of the write-down to the origin.
             Case::DeferDirty | Case::DeferClean | Case::DeferAbsent => {
                 Settings { mode: Mode::Passthrough, ..no_writeback() }
@@ -133,6 +139,10 @@ impl Case {
         let blocks = sizes.working_set_blocks;
         match self {
             Case::ReadHit => uniform(false, blocks),
+            Case::ReadMiss | Case::ReadRefused => {
+                let all = permutation(7, (sizes.origin_bytes / BLOCK) as u32, false);
+                all.into_iter().skip(stream).step_by(streams).collect()
+            }
             Case::OverwriteDirty
             | Case::WriteDefault
             | Case::WriteThrough

@@ -297,6 +297,11 @@ impl Crew {
                     }
                     Ok(())
                 }
+                Case::ReadMiss | Case::ReadRefused => {
+                    rig.drain()?;
+                    let steps = worker.steps.clone();
+                    worker.driver.steps(&steps)
+                }
                 Case::Zipf | Case::DeferDirty | Case::DeferClean | Case::DeferAbsent => {
                     let steps = worker.steps.clone();
                     for _ in 0..4 {
