@@ -41,6 +41,27 @@ enum Failed {
     Other(Retry),
 }
 
+/// The answers of admission for the blocks of one read.
+struct Admissions {
+    gate: Gate,
+    blocks: Range<u64>,
+    /// One for each block; empty if all of them may enter.
+    answers: Vec<Result<(), RefusalReason>>,
+}
+
+impl Admissions {
+    fn admits_any(&self) -> bool {
+        self.answers.is_empty() || self.answers.iter().any(Result::is_ok)
+    }
+
+    /// Returns the answer for a block. Blocks beside the range, which are read along with an
+    /// admitted block, may enter.
+    fn answer(&self, block: OriginBlock) -> Result<(), RefusalReason> {
+        let at = block.0.checked_sub(self.blocks.start);
+        at.and_then(|at| self.answers.get(at as usize)).copied().unwrap_or(Ok(()))
+    }
+}
+
 /// A block that is being read from the origin.
 struct Filling<'a> {
     block: OriginBlock,
@@ -73,27 +94,30 @@ impl<'a> Filler<'a> {
         into: &mut IoBuf,
         gate: Option<Gate>,
     ) -> Result<(), Retry> {
-        let enters = gate.is_some_and(|gate| self.any_may_enter(gate, &range));
+        let asked = gate.map(|gate| self.ask(gate, &range));
+        let enters = asked.as_ref().is_some_and(Admissions::admits_any);
         let (own, span) = (
             self.origin_span(&range, None),
             self.origin_span(&range, enters.then(|| self.fill_bytes())),
         );
         if enters && let Some((more, _promotion)) = self.promotion(&range, &span) {
             // Only the promoted part may be bad.
-            let result = self.read_wider(&range, &more, into, gate, Widened::Promoted).await;
+            let fills = asked.as_ref();
+            let result = self.read_wider(&range, &more, into, fills, Widened::Promoted).await;
             if let Some(result) = result {
                 return result;
             }
         }
         if span != own {
             // The same of the rest of the blocks.
-            let result = self.read_wider(&range, &span, into, gate, Widened::Filled).await;
+            let fills = asked.as_ref();
+            let result = self.read_wider(&range, &span, into, fills, Widened::Filled).await;
             if let Some(result) = result {
                 return result;
             }
         }
-        let gate = gate.filter(|_| span == own);
-        match self.read_span(&range, &own, into, gate).await {
+        let asked = asked.filter(|_| span == own);
+        match self.read_span(&range, &own, into, asked.as_ref()).await {
             Err(Failed::Origin(error)) => {
                 self.cannot_read(&own, error).await;
                 Err(Retry::Fail(IoError::Io))
@@ -110,14 +134,14 @@ impl<'a> Filler<'a> {
         range: &Range<u64>,
         span: &Range<u64>,
         into: &mut IoBuf,
-        gate: Option<Gate>,
+        asked: Option<&Admissions>,
         why: Widened,
     ) -> Option<Result<(), Retry>> {
         let volume = &self.0.volume;
         if volume.reads.bad.may_fail(why, span, self.0.now()) {
             return None;
         }
-        match self.read_span(range, span, into, gate).await {
+        match self.read_span(range, span, into, asked).await {
             Ok(()) => Some(Ok(())),
             Err(Failed::Origin(error)) if error.is_local() => {
                 volume.reads.bad.note(why, span.clone(), self.0.now());
@@ -173,10 +197,15 @@ impl<'a> Filler<'a> {
         error
     }
 
-    fn any_may_enter(self, gate: Gate, range: &Range<u64>) -> bool {
-        let mut blocks = self.0.volume.blocks(range.clone());
-        gate == Gate::Open
-            || blocks.any(|block| AdmissionControl(self.0).admit(gate, OriginBlock(block)).is_ok())
+    /// Asks admission for each block of a range, once.
+    fn ask(self, gate: Gate, range: &Range<u64>) -> Admissions {
+        let blocks = self.0.volume.blocks(range.clone());
+        let admit = |block| AdmissionControl(self.0).admit(gate, OriginBlock(block));
+        let answers = match gate {
+            Gate::Open => Vec::new(),
+            Gate::Remembered(_) | Gate::Spent => blocks.clone().map(admit).collect(),
+        };
+        Admissions { gate, blocks, answers }
     }
 
     /// Returns how much of a block a fill reads, in bytes.
@@ -241,71 +270,90 @@ impl<'a> Filler<'a> {
         Some((wider, Promotion { volume: self.0, bytes }))
     }
 
-    /// Reads `span` from the origin, fills its blocks, and copies `range` into `into`.
+    /// Reads `span` from the origin, fills its blocks, and returns the bytes of `range` in `into`,
+    /// which has its length.
     async fn read_span(
         self,
         range: &Range<u64>,
         span: &Range<u64>,
         into: &mut IoBuf,
-        gate: Option<Gate>,
+        asked: Option<&Admissions>,
     ) -> Result<(), Failed> {
         let volume = &self.0.volume;
         let _measured = volume.origin_latency.begin(&**self.0.lane().clock());
         let _range = volume.ranges.shared(volume.widen(span.clone())).await;
-        let asked = volume.blocks(range.clone());
+        let own = volume.blocks(range.clone());
         let blocks: Vec<Filling> = volume
             .blocks(span.clone())
-            .filter_map(|block| self.begin(OriginBlock(block), asked.contains(&block), gate))
+            .filter_map(|block| self.begin(OriginBlock(block), own.contains(&block), asked))
             .collect();
-        let buf = IoBuf::for_overwrite((span.end - span.start) as usize);
+        // Most reads need no more than was requested, and no copy.
+        let exact = span == range;
+        let buf = match exact {
+            true => std::mem::replace(into, IoBuf::empty()),
+            false => IoBuf::for_overwrite((span.end - span.start) as usize),
+        };
         let done =
             self.0.origin.run(DeviceOp::Read { offset: span.start, buf }, WakeReason::Read).await;
-        match (done.result, done.buf) {
-            (Ok(()), Some(mut data)) => {
+        let mut data = done.buf.unwrap_or_else(IoBuf::empty);
+        let result = match done.result {
+            Ok(()) if data.len() as u64 == span.end - span.start => {
                 bump(&self.0.stats().counters.origin_read_bytes, data.len() as u64);
                 volume.reads.error.clear();
                 let mut result = Ok(());
                 for filling in &blocks {
-                    if let Err(retry) = self.merge(filling, range, span, &mut data, gate).await {
+                    if let Err(retry) = self.merge(filling, range, span, &mut data, asked).await {
                         result = Err(Failed::Other(retry));
                     }
                 }
-                let start = (range.start - span.start) as usize;
-                into.copy_from_slice(&data[start..start + (range.end - range.start) as usize]);
+                if !exact {
+                    let start = (range.start - span.start) as usize;
+                    into.copy_from_slice(&data[start..start + (range.end - range.start) as usize]);
+                }
                 result
             }
-            (Err(error), _) => {
+            Err(error) => {
                 bump(&self.0.stats().counters.origin_read_errors, 1);
                 Err(Failed::Origin(error))
             }
-            (Ok(()), None) => Err(Failed::Other(Retry::Fail(IoError::Io))),
+            Ok(()) => Err(Failed::Other(Retry::Fail(IoError::Io))),
+        };
+        if exact {
+            // A device that failed may have kept the buffer; the request's has its length.
+            let len = (range.end - range.start) as usize;
+            *into = if data.len() == len { data } else { IoBuf::zeroed(len) };
         }
+        result
     }
 
-    /// Prepares a block before it is read from the origin. `None`: the block needs no further
-    /// handling.
-    fn begin(self, block: OriginBlock, asked: bool, gate: Option<Gate>) -> Option<Filling<'a>> {
+    /// Prepares a block before it is read from the origin; `own`: it was requested. `None`: the
+    /// block needs no further handling.
+    fn begin(
+        self,
+        block: OriginBlock,
+        own: bool,
+        asked: Option<&Admissions>,
+    ) -> Option<Filling<'a>> {
         let store = self.0.store.store();
         let space = &self.0.volume.space;
-        let enters = match gate {
+        let enters = match asked {
             None => false,
             // Read along with an admitted block.
-            Some(_) if !asked => true,
-            Some(gate) => match AdmissionControl(self.0)
-                .admit(gate, block)
-                .and_then(|()| Policy(self.0).admit_to_lists(block))
-            {
-                Ok(()) => true,
-                Err(reason) => {
-                    AdmissionControl(self.0).refused(block, false, reason);
-                    false
+            Some(_) if !own => true,
+            Some(asked) => {
+                match asked.answer(block).and_then(|()| Policy(self.0).admit_to_lists(block)) {
+                    Ok(()) => true,
+                    Err(reason) => {
+                        AdmissionControl(self.0).refused(block, false, reason);
+                        false
+                    }
                 }
-            },
+            }
         };
         // The fill begins before the look-up: a write that the look-up does not see overtakes the
         // fill (invariant 5).
         let ticket = enters.then(|| store.index.begin_fill(space.address(block)));
-        if !asked && store.peek(space, block).is_some() {
+        if !own && store.peek(space, block).is_some() {
             return None;
         }
         Some(Filling { block, ticket })
@@ -367,7 +415,7 @@ impl<'a> Filler<'a> {
         range: &Range<u64>,
         span: &Range<u64>,
         data: &mut IoBuf,
-        gate: Option<Gate>,
+        asked: Option<&Admissions>,
     ) -> Result<(), Retry> {
         let volume = &self.0.volume;
         let block = filling.block;
@@ -431,8 +479,8 @@ impl<'a> Filler<'a> {
                 bump(&counters.filled_blocks, 1);
                 bump(&counters.cache_written_bytes, volume.block.bytes());
                 Policy(self.0).placed(block, old.as_ref());
-                if let Some(gate) = gate {
-                    AdmissionControl(self.0).entered(gate, block);
+                if let Some(asked) = asked {
+                    AdmissionControl(self.0).entered(asked.gate, block);
                 }
             }
             // A fill never waits for space.
