@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_device::{DeviceSpec, RemoteName};
+use forebay_host::sysfs;
 
 /// A device as the operator named it, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,17 +122,11 @@ impl DeviceKey {
 
     fn block(metadata: &Metadata) -> Self {
         let number = metadata.rdev();
-        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-        let about = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-        let whole = about
-            .join("partition")
-            .exists()
-            .then(|| about.canonicalize().ok()?.parent().map(|disk| disk.join("dev")))
-            .flatten()
-            .and_then(|dev| parse_number(&fs::read_to_string(dev).ok()?));
-        let backing = fs::read_to_string(about.join("loop/backing_file"))
-            .ok()
-            .and_then(|path| fs::metadata(path.trim_end_matches('\n')).ok())
+        let own = sysfs::of_number(number);
+        let is_partition = own.join("partition").exists();
+        let whole = is_partition.then(|| sysfs::number_of(&own.join(".."))).flatten();
+        let backing = sysfs::backing_file(&own)
+            .and_then(|path| fs::metadata(path).ok())
             .map(|file| (file.dev(), file.ino()));
         DeviceKey::Block { number, whole, backing }
     }
@@ -159,12 +154,6 @@ impl DeviceKey {
             }
         }
     }
-}
-
-/// Parses `8:16`.
-fn parse_number(text: &str) -> Option<u64> {
-    let (major, minor) = text.trim().split_once(':')?;
-    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// The cache device of a volume that has none. A file of this name is `./none`.

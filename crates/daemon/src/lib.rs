@@ -24,8 +24,7 @@
 //! - [`socket`], [`front_ends`]: sockets and addresses
 //! - [`tcp`]: TCP addresses over plain HTTP; [`metrics`]: reports as metrics for Prometheus;
 //!   [`web`]: the page
-//! - `memory`: the memory limit; `pressure`: whether the system is short of memory; `system`: the
-//!   memory that it has
+//! - `memory`: the memory limit; `pressure`: whether the system is short of memory
 //! - [`log`]: the log, in which repeated messages are limited
 //! - [`signals`], [`notify`], `watchdog`: signals and the service manager
 
@@ -88,7 +87,6 @@ mod server;
 pub mod signals;
 mod socket;
 mod state;
-mod system;
 mod tcp;
 #[cfg(test)]
 mod testing;

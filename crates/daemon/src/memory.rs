@@ -3,9 +3,8 @@
 use forebay_admin::report::{DaemonMemory, MemoryUsed};
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::units::format_size;
+use forebay_host::memory::{System, SystemMemory};
 use forebay_lane::{MemoryBudget, MemoryUse, TooLow};
-
-use crate::system::{System, SystemMemory};
 
 const MIB: u64 = 1 << 20;
 /// Divisor: this part of the machine's memory stays available when a tier is locked.
@@ -21,7 +20,7 @@ pub fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
     let least = MemoryBudget::LEAST;
     match asked {
         Some(limit) => {
-            let most = there_is(&System::new()).max(least);
+            let most = there_is(&System::here()).max(least);
             if limit > most {
                 tracing::warn!(
                     "--memory-limit: {} is more than this machine, or the control group of the daemon, has; the limit is {}M",
@@ -32,7 +31,7 @@ pub fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
             possible("--memory-limit", limit.min(most), most)
         }
         None => {
-            let usual = usual(&System::new());
+            let usual = usual(&System::here());
             if usual < least {
                 tracing::warn!(
                     "this machine has little memory; the daemon may still use up to {} MiB",
@@ -46,7 +45,7 @@ pub fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
 
 /// Returns the default of [`limit`] on this machine.
 pub fn usual_limit() -> u64 {
-    usual(&System::new()).max(MemoryBudget::LEAST)
+    usual(&System::here()).max(MemoryBudget::LEAST)
 }
 
 /// Returns a limit that an operator asks for with `option`, unless it is too low for any daemon or
@@ -73,7 +72,7 @@ fn possible(option: &str, limit: u64, most: u64) -> Result<u64, ApiError> {
 /// # Errors
 /// It is too low, or more than there is; nothing has changed then.
 pub(super) fn set_limit(memory: &MemoryBudget, limit: u64) -> Result<(), ApiError> {
-    let limit = possible("--limit", limit, there_is(&System::new()))
+    let limit = possible("--limit", limit, there_is(&System::here()))
         .map_err(|error| error.about("limit_bytes"))?;
     memory.set_limit(limit).map_err(|TooLow { held, least }| {
         let (held, least) = (held.div_ceil(MIB), least.div_ceil(MIB));
@@ -92,7 +91,7 @@ pub(super) fn set_limit(memory: &MemoryBudget, limit: u64) -> Result<(), ApiErro
 /// # Errors
 /// [`ErrorKind::Refused`].
 pub(super) fn check_lock(bytes: u64) -> Result<(), ApiError> {
-    lockable(bytes, System::new().machine())
+    lockable(bytes, System::here().machine())
 }
 
 fn lockable(bytes: u64, machine: Option<SystemMemory>) -> Result<(), ApiError> {

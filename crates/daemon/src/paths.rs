@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use forebay_admin::{ApiError, ErrorKind};
-use forebay_export::unix_socket::{ListenError, check_name};
+use forebay_host::unix_socket::{ListenError, check_name};
 
 /// Checks the path of a unix socket.
 ///

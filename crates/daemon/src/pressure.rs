@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::system::{System, SystemMemory};
+use forebay_host::memory::{System, SystemMemory};
 
 /// Time between two looks.
 pub(super) const INTERVAL: Duration = Duration::from_millis(250);
@@ -26,28 +26,26 @@ const CALM: (u32, u32) = (120, 20);
 const LEAST_PART: u64 = 16;
 const STEP_PART: u64 = 8;
 
-impl SystemMemory {
-    fn least(self) -> u64 {
-        let (part, most) = LEAST_AVAILABLE;
-        (self.total / part).min(most)
-    }
+fn least(memory: SystemMemory) -> u64 {
+    let (part, most) = LEAST_AVAILABLE;
+    (memory.total / part).min(most)
+}
 
-    fn is_short(self) -> bool {
-        self.available < self.least()
-    }
+fn is_short(memory: SystemMemory) -> bool {
+    memory.available < least(memory)
+}
 
-    /// Returns whether so much memory is available that giving some back would help no stalled
-    /// task. Tasks may stall because of the limit of a control group that the daemon is not in.
-    fn is_ample(self) -> bool {
-        self.available >= 4 * self.least()
-    }
+/// Returns whether so much memory is available that giving some back would help no stalled task.
+/// Tasks may stall because of the limit of a control group that the daemon is not in.
+fn is_ample(memory: SystemMemory) -> bool {
+    memory.available >= 4 * least(memory)
+}
 
-    /// Returns how many bytes are available beyond the reserve that a shortage restores, below zero
-    /// if some are missing.
-    fn spare(self) -> i64 {
-        let reserve = 2 * self.least();
-        self.available.min(i64::MAX as u64) as i64 - reserve as i64
-    }
+/// Returns how many bytes are available beyond the reserve that a shortage restores, below zero if
+/// some are missing.
+fn spare(memory: SystemMemory) -> i64 {
+    let reserve = 2 * least(memory);
+    memory.available.min(i64::MAX as u64) as i64 - reserve as i64
 }
 
 /// Watches the system's memory.
@@ -96,10 +94,10 @@ impl Pressure {
     /// Looks again, [`INTERVAL`] after the last look. What cannot be read counts as no shortage.
     pub(super) fn look(&mut self) -> Advice {
         let machine = self.system.machine();
-        let is_ample = machine.is_some_and(SystemMemory::is_ample);
+        let is_ample = machine.is_some_and(is_ample);
         let memories: Vec<SystemMemory> = machine.into_iter().chain(self.system.groups()).collect();
-        let spare = memories.iter().map(|memory| memory.spare()).min().unwrap_or(0);
-        if self.has_stalled(is_ample) || memories.iter().any(|memory| memory.is_short()) {
+        let spare = memories.iter().copied().map(spare).min().unwrap_or(0);
+        if self.has_stalled(is_ample) || memories.iter().copied().any(is_short) {
             self.calm = 0;
             self.stalled.clear();
             return Advice::Shrink(spare.min(0).unsigned_abs());
@@ -211,8 +209,8 @@ mod tests {
         assert_eq!(system.see(1000), Advice::Stay);
         assert_eq!(system.see(999), Advice::Shrink(1001 * MIB));
         let large = SystemMemory { total: 1 << 40, available: 1 << 30 };
-        assert!(!large.is_short());
-        assert!(SystemMemory { available: (1 << 30) - 1, ..large }.is_short());
+        assert!(!is_short(large));
+        assert!(is_short(SystemMemory { available: (1 << 30) - 1, ..large }));
     }
 
     #[test]

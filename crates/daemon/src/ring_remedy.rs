@@ -2,8 +2,7 @@
 
 /// The setting of the kernel that forbids io_uring; 0: to no process.
 pub fn disabled() -> u64 {
-    let text = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
-    text.trim().parse().unwrap_or(0)
+    forebay_host::files::number("/proc/sys/kernel/io_uring_disabled").unwrap_or(0)
 }
 
 /// Returns the remedy where no ring can be made and the kernel's setting is `disabled`.

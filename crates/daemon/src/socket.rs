@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_admin::{ApiError, ErrorKind};
-use forebay_export::unix_socket::{self, ListenError, UnixSocket};
+use forebay_host::unix_socket::{self, ListenError, UnixSocket};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 

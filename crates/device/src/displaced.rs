@@ -63,8 +63,7 @@ struct BlockMarks {
 
 impl BlockMarks {
     fn read(fd: &OwnedFd, number: u64) -> Self {
-        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-        let own = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+        let own = forebay_host::sysfs::of_number(number);
         // That of a partition is a directory of its disk.
         let file = ["loop/backing_file", "../loop/backing_file"]
             .into_iter()

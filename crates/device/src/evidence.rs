@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 
 use forebay_core::Evidence;
 use forebay_core::evidence::{CountedEvidence, EvidenceKind, FileEvidence, FileTime};
+use forebay_host::files::text;
+use forebay_host::sysfs;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, StatxTimestamp};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::identity::text;
 use crate::loop_device;
 
 /// Types of local filesystems that set a file's times at every write, also through a mapping, and
@@ -43,23 +44,22 @@ pub(crate) fn evidence(fd: impl AsFd) -> Option<Evidence> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
         return of_file(fd, false);
     }
-    let number = format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-    let own = fs::canonicalize(Path::new("/sys/dev/block").join(number)).ok()?;
-    let disk = disk_of(&own);
-    if let Some(file) = text(&disk.join("loop/backing_file")) {
+    let own = sysfs::directory(stat.st_rdev)?;
+    let disk = sysfs::disk_of(&own);
+    if let Some(file) = sysfs::backing_file(disk) {
         // The device counts anew each time it is attached; the file knows of all writes.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = rustix::fs::open(PathBuf::from(file), flags, Mode::empty()).ok()?;
+        let file = rustix::fs::open(file, flags, Mode::empty()).ok()?;
         // Another file may have the path now.
         let found = rustix::fs::fstat(&file).ok()?;
         if loop_device::backing(fd).ok()? != (found.st_dev, found.st_ino) {
             return None;
         }
-        let cut = |name| text(&disk.join(name)).is_some_and(|text| text != "0");
+        let cut = |name| text(disk.join(name)).is_some_and(|text| text != "0");
         let part = own != disk || cut("loop/offset") || cut("loop/sizelimit");
         return of_file(file.as_fd(), part);
     }
-    let boot = text(Path::new("/proc/sys/kernel/random/boot_id"))?;
+    let boot = text("/proc/sys/kernel/random/boot_id")?;
     counted(&own, boot)
 }
 
@@ -76,10 +76,9 @@ pub(crate) fn is_on_server(fd: impl AsFd) -> bool {
 /// Returns whether a device is a loop device, whose file may be on a server.
 pub(crate) fn is_loop(fd: impl AsFd) -> bool {
     let Ok(stat) = rustix::fs::fstat(&fd) else { return false };
-    let number = format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-    let own = fs::canonicalize(Path::new("/sys/dev/block").join(number));
     FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice
-        && own.is_ok_and(|own| disk_of(&own).join("loop").exists())
+        && sysfs::directory(stat.st_rdev)
+            .is_some_and(|own| sysfs::disk_of(&own).join("loop").exists())
 }
 
 /// Returns the evidence of a file's times. `part`: the device is only a part of the file.
@@ -111,21 +110,14 @@ fn nanoseconds(time: StatxTimestamp) -> FileTime {
     FileTime::from(time.tv_sec) * 1_000_000_000 + FileTime::from(time.tv_nsec)
 }
 
-/// Returns the directory of the disk that a device with this directory belongs to: a partition's is
-/// inside that of its disk.
-fn disk_of(own: &Path) -> PathBuf {
-    let disk = own.parent().filter(|_| own.join("partition").exists());
-    disk.unwrap_or(own).to_owned()
-}
-
 /// Returns the kernel's counters of the device with this directory.
 fn counted(own: &Path, boot: String) -> Option<Evidence> {
     let mut disks = BTreeSet::new();
-    collect(&disk_of(own), DEPTH, &mut disks)?;
+    collect(sysfs::disk_of(own), DEPTH, &mut disks)?;
     let (mut exact, mut all, mut hasher) = (true, 0_u64, DefaultHasher::new());
     for disk in &disks {
         // Numbers all disks that appear; unknown before Linux 5.15.
-        let sequence = text(&disk.join("diskseq"));
+        let sequence = text(disk.join("diskseq"));
         exact &= sequence.is_some() && counts(disk) && is_local(disk);
         (disk, sequence).hash(&mut hasher);
         all = all.checked_add(changed_sectors(disk)?)?;
@@ -144,7 +136,7 @@ fn collect(disk: &Path, depth: usize, disks: &mut BTreeSet<PathBuf>) -> Option<(
     let below = fs::read_dir(disk.join("slaves")).into_iter().flatten();
     for entry in below {
         let below = fs::canonicalize(entry.ok()?.path()).ok()?;
-        collect(&disk_of(&below), depth.checked_sub(1)?, disks)?;
+        collect(sysfs::disk_of(&below), depth.checked_sub(1)?, disks)?;
     }
     disks.insert(disk.to_owned());
     Some(())
@@ -152,20 +144,20 @@ fn collect(disk: &Path, depth: usize, disks: &mut BTreeSet<PathBuf>) -> Option<(
 
 /// Returns whether the kernel counts the I/O of a disk.
 fn counts(disk: &Path) -> bool {
-    text(&disk.join("queue/iostats")).is_some_and(|text| text != "0")
+    text(disk.join("queue/iostats")).is_some_and(|text| text != "0")
 }
 
 /// Returns whether only this machine can write to a disk, or it consists of others.
 fn is_local(disk: &Path) -> bool {
     let path = disk.to_string_lossy();
-    let pcie = text(&disk.join("device/transport")).is_some_and(|text| text == "pcie");
+    let pcie = text(disk.join("device/transport")).is_some_and(|text| text == "pcie");
     let has_parts = fs::read_dir(disk.join("slaves")).is_ok_and(|mut parts| parts.next().is_some());
     pcie || has_parts || LOCAL.iter().any(|part| path.contains(part))
 }
 
 /// Returns the sectors that were written to a device or discarded on it, and have arrived.
 fn changed_sectors(device: &Path) -> Option<u64> {
-    let stat = text(&device.join("stat"))?;
+    let stat = text(device.join("stat"))?;
     let fields: Vec<u64> = stat.split_whitespace().map_while(|field| field.parse().ok()).collect();
     // Discards are counted since Linux 4.18.
     fields.get(WRITTEN)?.checked_add(*fields.get(DISCARDED)?)

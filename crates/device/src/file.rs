@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use forebay_core::{Identity, Sectors};
+use forebay_host::files::text;
+use forebay_host::sysfs;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
@@ -106,15 +108,10 @@ fn writes_durably(fd: &OwnedFd) -> bool {
     if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
         return false;
     }
-    let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
     // A partition has no queue of its own; its disk has one.
-    let of_device = format!("/sys/dev/block/{major}:{minor}/queue");
-    let of_disk = format!("/sys/dev/block/{major}:{minor}/../queue");
-    let read = |name: &str| {
-        let text = std::fs::read_to_string(format!("{of_device}/{name}"));
-        text.or_else(|_| std::fs::read_to_string(format!("{of_disk}/{name}"))).unwrap_or_default()
-    };
-    read("fua").trim() == "1" || read("write_cache").trim() == "write through"
+    let queues = ["queue", "../queue"].map(|queue| sysfs::of_number(stat.st_rdev).join(queue));
+    let read = |name: &str| queues.iter().find_map(|queue| text(queue.join(name)));
+    read("fua").as_deref() == Some("1") || read("write_cache").as_deref() == Some("write through")
 }
 
 /// A regular file or a block device. I/O bypasses the kernel's page cache if the filesystem

@@ -3,8 +3,10 @@
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use forebay_host::files::number;
+use forebay_host::sysfs;
 use rustix::fs::{FallocateFlags, FileType, SeekFrom, seek};
 use rustix::io::Errno;
 
@@ -18,9 +20,7 @@ const BEYOND: u64 = 1 << 20;
 pub(crate) fn makes_holes(fd: impl AsFd) -> bool {
     let Ok(stat) = rustix::fs::fstat(&fd) else { return true };
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
-        let number =
-            format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-        return disk_makes_holes(Path::new("/sys/dev/block"), &number);
+        return disk_makes_holes(&sysfs::of_number(stat.st_rdev));
     }
     // There is nothing to discard behind the end, but the filesystem answers whether it could.
     let end = u64::try_from(stat.st_size).unwrap_or(0).saturating_add(BEYOND);
@@ -49,15 +49,11 @@ pub(crate) fn extent_at(fd: impl AsFd, offset: u64, size: u64) -> Option<DeviceE
 }
 
 /// The kernel makes a hole in a block device only if the device zeroes ranges itself.
-fn disk_makes_holes(devices: &Path, number: &str) -> bool {
-    let Ok(own) = fs::canonicalize(devices.join(number)) else { return true };
+fn disk_makes_holes(device: &Path) -> bool {
+    let Ok(own) = fs::canonicalize(device) else { return true };
     // A partition has no queue of its own.
-    let limits = |directory: PathBuf| {
-        let file = directory.join("queue/write_zeroes_max_bytes");
-        fs::read_to_string(file).ok().and_then(|text| text.trim().parse::<u64>().ok())
-    };
-    let limit = limits(own.clone()).or_else(|| limits(own.parent()?.to_owned()));
-    limit != Some(0)
+    let limit = |directory: &Path| number(directory.join("queue/write_zeroes_max_bytes"));
+    limit(&own).or_else(|| limit(own.parent()?)) != Some(0)
 }
 
 #[cfg(test)]
@@ -126,9 +122,9 @@ mod tests {
         for (limit, can) in [("0\n", false), ("4294966784\n", true), ("?", true)] {
             fs::write(disk.join("queue/write_zeroes_max_bytes"), limit).expect("file");
             for number in ["8:0", "8:1"] {
-                assert_eq!(disk_makes_holes(&links, number), can, "{number} {limit}");
+                assert_eq!(disk_makes_holes(&links.join(number)), can, "{number} {limit}");
             }
-            assert!(disk_makes_holes(&links, "8:2"));
+            assert!(disk_makes_holes(&links.join("8:2")));
         }
     }
 }

@@ -5,18 +5,17 @@
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use forebay_core::{Identity, IdentityPart};
+use forebay_host::files::text;
+use forebay_host::sysfs;
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, StatxFlags};
 
 use crate::loop_device;
 
 /// Type of filesystems in user space, which may renumber their files at any time.
 const FUSE: u64 = 0x6573_5546;
-
-/// The longest text that is read, in bytes.
-const MAX_TEXT: u64 = 64 << 10;
 
 /// Directories in which the system describes its devices.
 struct Places<'a> {
@@ -31,8 +30,7 @@ pub(crate) fn identity(fd: impl AsFd) -> Option<Identity> {
     let fd = fd.as_fd();
     let stat = rustix::fs::fstat(fd).ok()?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
-        let number =
-            format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+        let number = sysfs::number_text(stat.st_rdev);
         let places =
             Places { devices: Path::new("/sys/dev/block"), manager: Path::new("/run/udev/data") };
         let is_behind =
@@ -92,32 +90,32 @@ fn block_parts(
     let mut parts = Vec::new();
     // A link to the device's own directory; a partition's is inside that of its disk.
     let Ok(own) = fs::canonicalize(places.devices.join(number)) else { return parts };
-    let is_partition = own.join("partition").exists();
-    let disk = if is_partition { own.parent().unwrap_or(&own).to_owned() } else { own.clone() };
+    let disk = sysfs::disk_of(&own);
+    let is_partition = disk != own;
     let mut add = |part, found: Option<String>| parts.extend(found.map(|text| (part, text)));
-    let of_disk = |names: [&str; 2]| names.iter().find_map(|name| text(&disk.join(name)));
+    let of_disk = |names: [&str; 2]| names.iter().find_map(|name| text(disk.join(name)));
     add(IdentityPart::Wwid, of_disk(["wwid", "device/wwid"]));
     add(IdentityPart::Serial, of_disk(["serial", "device/serial"]));
-    add(IdentityPart::DmUuid, text(&own.join("dm/uuid")));
-    add(IdentityPart::RaidUuid, text(&disk.join("md/uuid")));
-    let managed = text(&places.manager.join(format!("b{number}"))).unwrap_or_default();
-    let uevent = text(&own.join("uevent")).unwrap_or_default();
+    add(IdentityPart::DmUuid, text(own.join("dm/uuid")));
+    add(IdentityPart::RaidUuid, text(disk.join("md/uuid")));
+    let managed = text(places.manager.join(format!("b{number}"))).unwrap_or_default();
+    let uevent = text(own.join("uevent")).unwrap_or_default();
     add(IdentityPart::LongSerial, value(&managed, "E:ID_SERIAL="));
     if is_partition {
         let uuid = value(&uevent, "PARTUUID=").or_else(|| value(&managed, "E:ID_PART_ENTRY_UUID="));
         add(IdentityPart::PartitionUuid, uuid.map(|uuid| uuid.to_lowercase()));
-        add(IdentityPart::Start, text(&own.join("start")));
+        add(IdentityPart::Start, text(own.join("start")));
     }
     // A loop device is identified by the file behind it. Another file may have its path by now,
     // here or in the mount namespace where it was attached.
-    if let Some(file) = text(&disk.join("loop/backing_file")) {
+    if let Some(file) = sysfs::backing_file(disk) {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        if let Ok(fd) = rustix::fs::open(PathBuf::from(file), flags, rustix::fs::Mode::empty())
+        if let Ok(fd) = rustix::fs::open(file, flags, rustix::fs::Mode::empty())
             && rustix::fs::fstat(&fd).is_ok_and(|found| is_behind(&found))
         {
             parts.extend(file_parts(fd.as_fd()));
         }
-        let offset = text(&disk.join("loop/offset")).filter(|offset| offset != "0");
+        let offset = text(disk.join("loop/offset")).filter(|offset| offset != "0");
         if let (false, Some(offset)) = (is_partition, offset) {
             parts.push((IdentityPart::Start, offset));
         }
@@ -128,16 +126,6 @@ fn block_parts(
 /// Returns the value behind `key` at the start of a line.
 fn value(lines: &str, key: &str) -> Option<String> {
     lines.lines().find_map(|line| line.strip_prefix(key)).map(str::to_owned)
-}
-
-/// Returns the trimmed text of a file, unless it is empty.
-pub(crate) fn text(path: &Path) -> Option<String> {
-    use std::io::Read;
-    let mut bytes = Vec::new();
-    fs::File::open(path).ok()?.take(MAX_TEXT).read_to_end(&mut bytes).ok()?;
-    let text = String::from_utf8_lossy(&bytes);
-    let text = text.trim_matches(|char: char| char.is_whitespace() || char == '\0');
-    (!text.is_empty()).then(|| text.to_owned())
 }
 
 #[cfg(test)]

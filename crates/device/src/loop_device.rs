@@ -6,6 +6,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
+use forebay_host::files::number;
+use forebay_host::sysfs::number_text;
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl};
 
@@ -101,7 +103,7 @@ impl LoopNumber {
     /// Returns the sequence number of the device, which changes whenever it gets a file, and is
     /// given out once. Kernels before 5.15 have none.
     pub fn sequence(self) -> Option<u64> {
-        std::fs::read_to_string(self.sysfs().join("diskseq")).ok()?.trim().parse().ok()
+        number(self.sysfs().join("diskseq"))
     }
 
     /// Returns whether the device has a file, and got it when it got this sequence number.
@@ -209,8 +211,7 @@ pub fn file_system(number: LoopNumber) -> io::Result<(String, Option<u64>)> {
     // As long as this is open, the device keeps its file.
     let device = open(number, false)?;
     let info = status(device.as_fd())?;
-    let (major, minor) = (rustix::fs::major(info.device), rustix::fs::minor(info.device));
-    Ok((format!("{major}:{minor}"), number.sequence()))
+    Ok((number_text(info.device), number.sequence()))
 }
 
 /// Detaches a loop device from its file, or has the kernel do so when its last user is gone. With

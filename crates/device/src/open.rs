@@ -11,6 +11,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use forebay_core::Sectors;
+use forebay_host::mounts::{Mount, mounts};
+use forebay_host::sysfs::number_text;
 use rustix::fs::{
     AtFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat, StatxFlags, flock,
 };
@@ -394,24 +396,15 @@ impl PathOpener<'_> {
 
     /// Refuses a block device with a mounted filesystem, and names the mount point.
     fn check_mounts(&self, device: u64) -> Result<(), OpenError> {
-        let Ok(mounts) = std::fs::read("/proc/self/mountinfo") else { return Ok(()) };
-        let mounts = String::from_utf8_lossy(&mounts);
-        match mounted_at(&mounts, rustix::fs::major(device), rustix::fs::minor(device)) {
-            Some(place) => {
-                Err(self.error(OpenErrorKind::InUse, format!("it is mounted at {place}")))
+        let device = number_text(device);
+        match mounts().into_iter().find(|mount| mount.device == device) {
+            Some(Mount { point, .. }) => {
+                let cause = format!("it is mounted at {}", point.display());
+                Err(self.error(OpenErrorKind::InUse, cause))
             }
             None => Ok(()),
         }
     }
-}
-
-/// Returns where the device `major:minor` is mounted, from the text of `mountinfo`.
-fn mounted_at(mounts: &str, major: u32, minor: u32) -> Option<&str> {
-    let device = format!("{major}:{minor}");
-    mounts.lines().find_map(|line| {
-        let mut fields = line.split(' ').skip(2);
-        (fields.next() == Some(&device)).then(|| fields.nth(1).unwrap_or("an unknown place"))
-    })
 }
 
 #[cfg(test)]

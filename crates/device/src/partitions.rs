@@ -3,9 +3,9 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::path::Path;
 
-use rustix::fs::{FileType, major, minor};
+use forebay_host::sysfs;
+use rustix::fs::FileType;
 use rustix::ioctl::{NoArg, Opcode, ioctl};
 
 use crate::signature::HEAD_LEN;
@@ -60,19 +60,12 @@ pub(crate) fn reread_partitions(fd: impl AsFd) -> io::Result<()> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
         return Ok(());
     }
-    let about = format!("/sys/dev/block/{}:{}", major(stat.st_rdev), minor(stat.st_rdev));
-    if !shows_partitions(Path::new(&about)) {
+    if sysfs::partitions(&sysfs::of_number(stat.st_rdev)).is_empty() {
         return Ok(());
     }
     // SAFETY: the request takes no argument and returns nothing.
     unsafe { ioctl(&fd, NoArg::<REREAD>::new()) }?;
     Ok(())
-}
-
-/// Whether the directory of a block device has one of a partition.
-fn shows_partitions(about: &Path) -> bool {
-    let Ok(entries) = std::fs::read_dir(about) else { return false };
-    entries.flatten().any(|entry| entry.path().join("partition").exists())
 }
 
 /// Parses a GPT of a disk with this logical block; `None`: there is none.

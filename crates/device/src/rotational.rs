@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rustix::fs::{FileType, Mode, OFlags, major, minor};
+use forebay_host::files::number;
+use forebay_host::sysfs;
+use rustix::fs::{FileType, Mode, OFlags};
 
 /// The most files with loop devices on top that are followed to the device below.
 const MOST_LOOPS: u32 = 8;
@@ -20,26 +22,24 @@ fn below(devices: &Path, fd: impl AsFd, loops: u32) -> Option<bool> {
     let stat = rustix::fs::fstat(fd).ok()?;
     let is_block = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     let number = if is_block { stat.st_rdev } else { stat.st_dev };
-    of_device(devices, &format!("{}:{}", major(number), minor(number)), loops)
+    of_device(devices, &sysfs::number_text(number), loops)
 }
 
-/// Like [`rotational`], for the block device with this number, `MAJOR:MINOR`. A device that the
+/// Like [`rotational`], for the block device with this name, `MAJOR:MINOR`. A device that the
 /// kernel stacks on others, like those of the device mapper, has their property in its own queue.
-fn of_device(devices: &Path, number: &str, loops: u32) -> Option<bool> {
+fn of_device(devices: &Path, name: &str, loops: u32) -> Option<bool> {
     // A partition's directory is inside that of its disk, which has the queue.
-    let own = fs::canonicalize(devices.join(number)).ok()?;
-    let disk = if own.join("partition").exists() { own.parent()? } else { &own };
-    let text = |name: &str| fs::read_to_string(disk.join(name)).ok();
+    let own = fs::canonicalize(devices.join(name)).ok()?;
+    let disk = sysfs::disk_of(&own);
     // Some kernels report a loop device as rotational, or not, regardless of its file's device.
-    if let Some(file) = text("loop/backing_file") {
+    if let Some(file) = sysfs::backing_file(disk) {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let path = PathBuf::from(file.trim_end_matches('\n'));
-        let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+        let file = rustix::fs::open(file, flags, Mode::empty()).ok()?;
         return below(devices, file, loops.checked_sub(1)?);
     }
-    match text("queue/rotational")?.trim() {
-        "0" => Some(false),
-        "1" => Some(true),
+    match number(disk.join("queue/rotational"))? {
+        0 => Some(false),
+        1 => Some(true),
         _ => None,
     }
 }
@@ -93,7 +93,7 @@ mod tests {
         fs::write(&image, "").expect("file");
         let name = format!("{}\n", image.display());
         let on = rustix::fs::stat(&image).expect("it is there").st_dev;
-        devices.add(&format!("{}:{}", major(on), minor(on)), "sda", &[("queue/rotational", "1\n")]);
+        devices.add(&sysfs::number_text(on), "sda", &[("queue/rotational", "1\n")]);
         let files = [("loop/backing_file", name.as_str()), ("queue/rotational", "0\n")];
         devices.add("7:0", "loop0", &files);
         assert_eq!(devices.of("7:0"), Some(true));

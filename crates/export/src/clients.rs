@@ -4,8 +4,7 @@ use std::net::IpAddr;
 use std::num::NonZeroU32;
 
 use forebay_engine::Client;
-
-use crate::users::process;
+use forebay_host::processes;
 
 /// Number of clients that are named; the others are counted.
 const NAMED: usize = 5;
@@ -30,7 +29,7 @@ impl Origin {
     fn name(self, first: &Client, alone: bool) -> String {
         match (self, first) {
             (Origin::Process(Some(pid)), _) => {
-                format!("process {} by unix socket", process(pid.get()))
+                format!("process {} by unix socket", processes::with_name(pid.get()))
             }
             (Origin::Process(None), _) => {
                 "a process that cannot be seen from here, by unix socket".to_owned()

@@ -5,10 +5,9 @@ use std::io;
 use std::path::Path;
 
 use forebay_engine::{ExportError, ExportErrorKind};
+use forebay_host::users::Users;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
-
-use crate::users::Users;
 
 /// Requirements of a front end, for the errors of [`refused`].
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,6 @@
-//! Code shared by front ends: those that make block devices of this machine, and those that listen
-//! at unix sockets.
+//! Code shared by front ends, most of it by those that make block devices of this machine.
 //!
-//! - [`users`]: users of a device; [`mounts`]: mounts; [`clients`]: connected clients
+//! - [`clients`]: connected clients
 //! - [`volume_devices`]: the life of devices that outlive the daemon, whichever their driver
 //! - [`link`]: links with the names of volumes; [`names`]: those for udev
 //! - [`notes`]: device notes, by which the next daemon finds a device
@@ -9,7 +8,6 @@
 //! - [`helper`]: steps in a process of their own
 //! - [`sync`]: one of these steps: makes file systems write the data that they have in memory
 //! - [`errors`]: errors with the operator's remedies
-//! - [`unix_socket`]: a listening socket whose path is recreated
 #![forbid(unsafe_code)]
 
 pub mod board;
@@ -17,13 +15,10 @@ pub mod clients;
 pub mod errors;
 pub mod helper;
 pub mod link;
-pub mod mounts;
 pub mod names;
 pub mod notes;
 pub mod served;
 pub mod sync;
-pub mod unix_socket;
-pub mod users;
 pub mod volume_devices;
 
 /// Returns the identity of a served volume; `None` if there is no such volume. Does not wait.
@@ -49,4 +44,3 @@ impl Identity {
 pub use board::Board;
 pub use names::Names;
 pub use notes::{Note, Notes};
-pub use users::Users;

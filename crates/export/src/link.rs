@@ -6,8 +6,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use forebay_device::loop_device::{self, LoopNumber};
-
-use crate::mounts::mounts;
+use forebay_host::files::text;
+use forebay_host::mounts::mounts;
+use forebay_host::sysfs;
 
 /// Directory of the links. Unit tests make none.
 const DIR: &str = if cfg!(test) { "/proc/forebay" } else { "/dev/forebay" };
@@ -61,7 +62,7 @@ fn target(link: &Path) -> Option<PathBuf> {
 /// leads nowhere.
 fn is_used(device: &Path) -> bool {
     let Some(name) = device.file_name() else { return false };
-    let sysfs = Path::new("/sys/block").join(name);
+    let own = sysfs::of_disk(device);
     let name = name.as_encoded_bytes();
     if let Some(number) = name.strip_prefix(b"loop") {
         // Of a daemon that this one sees. A path would say nothing: that is the same in other mount
@@ -73,9 +74,9 @@ fn is_used(device: &Path) -> bool {
         });
     }
     match name.starts_with(b"nbd") {
-        true => fs::read_to_string(sysfs.join("backend"))
-            .is_ok_and(|text| text.starts_with("forebay ") && sysfs.join("pid").exists()),
-        false => sysfs.exists(),
+        true => text(own.join("backend"))
+            .is_some_and(|text| text.starts_with("forebay ") && own.join("pid").exists()),
+        false => own.exists(),
     }
 }
 

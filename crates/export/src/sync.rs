@@ -7,8 +7,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use forebay_host::users::Users;
+
 use crate::helper;
-use crate::users::Users;
 
 /// Time limit for each file system.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
 use forebay_engine::{ExportError, ExportedDevice, Exports, FrontEnd, LaneFrontEnd, Settings};
+use forebay_host::users::Users;
 use forebay_lane::Lane;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::errors::{busy, check_ending, failed};
-use crate::{Identify, Identity, Names, Note, Notes, Users, link};
+use crate::{Identify, Identity, Names, Note, Notes, link};
 
 mod driver;
 

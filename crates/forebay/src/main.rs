@@ -7,7 +7,6 @@
 //! - `misaligned`: partitions that do not begin where blocks do
 //! - `process`: the state of a daemon that does not answer
 //! - `sparse`: files whose filesystem is too small for them
-//! - `uevent`: tells udev about new volumes
 //! - `output`: tables and other text for people
 //! - `exit`: reports errors as one line and an exit code
 #![forbid(unsafe_code)]
@@ -25,7 +24,6 @@ mod output;
 mod paths;
 mod process;
 mod sparse;
-mod uevent;
 mod values;
 mod verbs;
 

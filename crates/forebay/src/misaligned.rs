@@ -4,11 +4,12 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use forebay_admin::VolumeReport;
 use forebay_core::SECTOR_SIZE;
 use forebay_device::{partitions, signature};
+use forebay_host::sysfs;
 
 use crate::output::note;
 use forebay_daemon::devices::path_of;
@@ -58,9 +59,8 @@ impl Grid {
 
 /// Returns a warning if a device is a partition that begins within a physical block of its disk.
 fn across_physical_blocks(device: &Path) -> Option<String> {
-    let number = fs::metadata(device).ok()?.rdev();
-    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-    let (start, physical) = geometry(Path::new(&format!("/sys/dev/block/{major}:{minor}")))?;
+    let own = sysfs::of_number(fs::metadata(device).ok()?.rdev());
+    let (start, physical) = sysfs::physical_start(&own)?;
     (!start.is_multiple_of(physical)).then(|| {
         format!(
             "{} starts at byte {start} of its disk, which is not a multiple of the disk's physical blocks of {physical} bytes, so that writes are slow; use a partition that starts at a multiple",
@@ -69,21 +69,9 @@ fn across_physical_blocks(device: &Path) -> Option<String> {
     })
 }
 
-/// Returns the first byte of a partition on its disk, and the disk's physical block; `None`: it is
-/// no partition. The disk itself may begin within a physical block.
-fn geometry(sysfs: &Path) -> Option<(u64, u64)> {
-    let read = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let start = read(sysfs.join("start"))?.checked_mul(SECTOR_SIZE)?;
-    let disk = sysfs.canonicalize().ok()?.parent()?.to_owned();
-    let physical = read(disk.join("queue/physical_block_size"))?;
-    let offset = read(disk.join("alignment_offset")).unwrap_or(0);
-    (physical > 0).then_some((start.checked_sub(offset)?, physical))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_testkit::TempDir;
 
     #[test]
     fn the_proposed_alignment_puts_a_block_at_the_start() {
@@ -101,21 +89,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn a_partition_within_a_physical_block_is_found() {
-        let dir = TempDir::new("misaligned");
-        let disk = dir.path().join("sda");
-        fs::create_dir_all(disk.join("sda1")).expect("writable");
-        fs::create_dir_all(disk.join("queue")).expect("writable");
-        fs::write(disk.join("queue/physical_block_size"), "4096\n").expect("writable");
-        fs::write(disk.join("alignment_offset"), "0\n").expect("writable");
-        fs::write(disk.join("sda1/start"), "63\n").expect("writable");
-        assert_eq!(geometry(&disk.join("sda1")), Some((32256, 4096)));
-        // A disk that begins at its seventh sector makes up for that.
-        fs::write(disk.join("alignment_offset"), "3584\n").expect("writable");
-        assert_eq!(geometry(&disk.join("sda1")), Some((28672, 4096)));
-        assert_eq!(geometry(&disk), None, "a whole disk");
     }
 }

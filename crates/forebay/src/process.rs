@@ -8,6 +8,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use forebay_host::files::{numbers, text};
+use forebay_host::processes::pids;
+use forebay_host::sysfs;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Serialize;
@@ -152,16 +155,8 @@ fn listener_in(table: &str, path: &Path) -> Option<u64> {
     })
 }
 
-fn numbers_in(dir: &Path) -> Vec<u32> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut numbers: Vec<u32> =
-        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    numbers.sort_unstable();
-    numbers
-}
-
 fn holder_of(file: &str) -> Option<u32> {
-    numbers_in(Path::new("/proc")).into_iter().find(|pid| {
+    pids().into_iter().find(|pid| {
         let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         open.into_iter()
             .any(|entry| fs::read_link(entry.path()).is_ok_and(|to| to == Path::new(file)))
@@ -180,7 +175,7 @@ impl Process {
     /// Reads its directory.
     fn read(dir: &Path, pid: u32) -> Option<Self> {
         let (_, state) = stat(&dir.join("stat"))?;
-        let threads = numbers_in(&dir.join("task")).into_iter();
+        let threads = numbers(dir.join("task"), "").into_iter();
         let threads = threads.filter_map(|tid| Thread::read(dir, tid)).collect();
         Some(Process { pid, state, threads, busy_devices: Vec::new() })
     }
@@ -282,8 +277,7 @@ fn busy_devices(process: &Path) -> Vec<BusyDevice> {
     let paths: BTreeSet<PathBuf> = open.filter_map(|it| fs::read_link(it.path()).ok()).collect();
     let busy = paths.into_iter().filter(|path| path.starts_with("/dev")).filter_map(|path| {
         let found = fs::metadata(&path).ok().filter(|it| it.file_type().is_block_device())?;
-        let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
-        let counts = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/inflight")).ok()?;
+        let counts = text(sysfs::of_number(found.rdev()).join("inflight"))?;
         let in_flight =
             counts.split_ascii_whitespace().filter_map(|it| it.parse::<u64>().ok()).sum();
         (in_flight > 0).then_some(BusyDevice { path, in_flight })

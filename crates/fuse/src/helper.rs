@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use forebay_device::loop_device::{self, LoopNumber, LoopOptions};
 use forebay_export::{Names, helper};
+use forebay_host::sysfs;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -118,7 +119,7 @@ fn attach(file: &Path, sector: u32, read_only: bool, names: &Path) -> io::Result
     let options = LoopOptions { sector, read_only, name: file };
     let volume = file.file_name().unwrap_or_default().to_string_lossy();
     let device = rustix::fs::fstat(&opened)?.st_dev;
-    let file_system = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let file_system = sysfs::number_text(device);
     // udev learns the name before it sees the device. Without the link it does not know the device
     // by the name of the volume.
     let names = Names::new(names);

@@ -5,11 +5,11 @@
 //! gives out none, the note has the file system whose root the file is: no other file is on that. A
 //! link in a private directory tells udev the same, and is made before the device has the file.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use forebay_device::loop_device::{self, LoopNumber};
 use forebay_export::{Names, Note, Notes};
+use forebay_host::files::text;
 
 use crate::helper;
 
@@ -53,8 +53,7 @@ pub(crate) struct Marks {
 impl Marks {
     /// Keeps notes in one directory, and links in another, about the devices of files in `dir`.
     pub(crate) fn new(notes: &Path, names: &Path, dir: &Path) -> Self {
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let boot = boot.trim().to_owned();
+        let boot = text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Marks { notes: Notes::new(notes), names: Names::new(names), dir: dir.to_owned(), boot }
     }
 
@@ -131,6 +130,8 @@ impl Marks {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -5,8 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use forebay_device::loop_device::{self, LoopNumber};
-use forebay_export::mounts::mounts;
-use forebay_export::{Users, link};
+use forebay_export::link;
+use forebay_host::files::numbers;
+use forebay_host::mounts::mounts;
+use forebay_host::users::Users;
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::marks::{Mark, Marks};
@@ -55,11 +57,7 @@ pub(crate) fn clean(dir: &Path, marks: &Marks, kept: impl Fn(&Path) -> bool) {
 /// kernel no longer knows the path of a file whose mount namespace is gone, like that of a service,
 /// and another file may have that path.
 pub(crate) fn attached(dir: &Path, marks: &Marks) -> Vec<(Mark, PathBuf)> {
-    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|entry| {
-        let name = entry.file_name().into_string().ok()?;
-        name.strip_prefix("loop")?.parse().ok().map(LoopNumber)
-    });
+    let numbers = numbers("/sys/block", "loop").into_iter().map(LoopNumber);
     let with_file = numbers.filter(|number| number.sysfs().join("loop/backing_file").exists());
     let volumes = marks.volumes();
     let known = with_file.filter_map(|number| {

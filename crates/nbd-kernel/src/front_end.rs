@@ -8,12 +8,13 @@ use std::sync::{Arc, Once};
 use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
 use forebay_engine::{ExportError, Exports, FrontEnd, LaneFrontEnd};
+use forebay_export::Identify;
 use forebay_export::errors::check_privileged;
 use forebay_export::sync::sync;
 use forebay_export::volume_devices::{
     DeviceId, DeviceMap, Driver, Made, Publication, VolumeDevices,
 };
-use forebay_export::{Identify, Users};
+use forebay_host::users::Users;
 use forebay_lane::Lane;
 use rustix::io::Errno;
 

@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use forebay_core::SECTOR_SIZE;
+use forebay_host::files::{numbers, text};
 
 /// Highest number that a new device gets.
 const HIGHEST: u32 = 1023;
@@ -15,8 +16,7 @@ pub(crate) fn path(number: u32) -> PathBuf {
 }
 
 fn fact(number: u32, name: &str) -> Option<String> {
-    let text = fs::read_to_string(format!("/sys/block/nbd{number}/{name}")).ok()?;
-    Some(text.trim().to_owned())
+    text(format!("/sys/block/nbd{number}/{name}"))
 }
 
 /// Returns the text that the kernel keeps with the device of a mark.
@@ -32,10 +32,7 @@ pub(crate) fn has_mark(number: u32, mark: u64) -> bool {
 
 /// Finds the device with a mark, see [`has_mark`].
 pub(crate) fn find(mark: u64) -> Option<u32> {
-    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    let mut numbers =
-        entries.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("nbd")?.parse().ok());
-    numbers.find(|number| has_mark(*number, mark))
+    numbers("/sys/block", "nbd").into_iter().find(|number| has_mark(*number, mark))
 }
 
 /// Returns numbers of devices that are unused, as far as can be seen. The kernel makes missing

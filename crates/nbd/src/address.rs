@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use forebay_export::unix_socket;
+use forebay_host::unix_socket;
 
 /// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]

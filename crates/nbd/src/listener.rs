@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use forebay_engine::HandedOver;
-use forebay_export::unix_socket::UnixSocket;
+use forebay_host::unix_socket::UnixSocket;
 use rustix::net::{AddressFamily, Shutdown, getpeername, shutdown, sockopt};
 
 use crate::address::{ListenAddress, ListenError};

@@ -6,10 +6,12 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use forebay_export::volume_devices::Made;
+use forebay_host::files::{number, numbers};
+use forebay_host::sysfs;
 use parking_lot::Mutex;
 
 use crate::control::{self, survives};
-use crate::helper::{path, sysfs};
+use crate::helper::path;
 use crate::queues::Queues;
 use crate::wire::DeviceInfo;
 
@@ -42,7 +44,7 @@ pub(crate) fn started_with(info: DeviceInfo, queues: Queues) -> Made<Served> {
     let survives = survives(&info);
     // Fails where sysfs is read-only; the rule of udev does it there.
     if survives {
-        let _ = fs::write(sysfs(&device).join("queue/io_timeout"), NOTICED);
+        let _ = fs::write(sysfs::of_disk(&device).join("queue/io_timeout"), NOTICED);
     }
     let own = Served { sequence: sequence(&device), ended: Mutex::new(queues.into_end()) };
     Made { number: info.number, survives, own }
@@ -50,15 +52,11 @@ pub(crate) fn started_with(info: DeviceInfo, queues: Queues) -> Made<Served> {
 
 /// Returns the number of [`Served::sequence`] that a block device has now.
 pub(crate) fn sequence(device: &Path) -> Option<u64> {
-    fs::read_to_string(sysfs(device).join("diskseq")).ok()?.trim().parse().ok()
+    number(sysfs::of_disk(device).join("diskseq"))
 }
 
 /// Finds the device with a mark.
 pub(crate) fn find(mark: u64) -> Option<u32> {
-    let entries = fs::read_dir("/sys/class/ublk-char").into_iter().flatten().flatten();
-    let mut numbers = entries.filter_map(|entry| {
-        let name = entry.file_name().into_string().ok()?;
-        name.strip_prefix("ublkc")?.parse().ok()
-    });
+    let mut numbers = numbers("/sys/class/ublk-char", "ublkc").into_iter();
     numbers.find(|number| control::owned(*number, mark).is_ok())
 }

@@ -12,10 +12,12 @@ use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
 use forebay_device::ublk;
 use forebay_engine::{ExportError, ExportErrorKind, Exports, FrontEnd, LaneFrontEnd};
+use forebay_export::Identify;
 use forebay_export::errors::{check_privileged, failed};
 use forebay_export::sync::sync;
 use forebay_export::volume_devices::{DeviceId, Driver, Made, Publication, VolumeDevices};
-use forebay_export::{Identify, Users};
+use forebay_host::sysfs;
+use forebay_host::users::Users;
 use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -24,7 +26,7 @@ use crate::board::{Board, Post, VolumeFacts};
 use crate::control::{self, NewDevice};
 use crate::device::{LANES, Served, TakeOver, find, sequence, started_with};
 use crate::errors::refused;
-use crate::helper::{Step, Task, path, sysfs};
+use crate::helper::{Step, Task, path};
 use crate::queues::{Queues, unserved};
 use crate::server;
 use crate::wire::state;
@@ -77,7 +79,7 @@ impl Driver for Ublk {
     /// The number may be another program's.
     fn is_lost(&self, id: DeviceId, own: &Served) -> bool {
         let path = path(id.number);
-        sequence(&path) != own.sequence || !sysfs(&path).exists()
+        sequence(&path) != own.sequence || !sysfs::of_disk(&path).exists()
     }
 
     fn prepare(&self, volume: &str) -> Result<VolumeFacts, ExportError> {

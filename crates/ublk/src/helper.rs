@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_device::ublk::ControlCommand;
@@ -18,11 +18,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Returns the path of a block device.
 pub(crate) fn path(number: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{number}"))
-}
-
-/// Returns where the kernel describes a block device.
-pub(crate) fn sysfs(device: &Path) -> PathBuf {
-    Path::new("/sys/block").join(device.file_name().unwrap_or_default())
 }
 
 /// A step.

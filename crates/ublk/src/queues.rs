@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::{ExportError, ExportErrorKind};
 use forebay_export::errors::failed;
+use forebay_host::sysfs;
 use forebay_lane::MemoryBudget;
 
 use crate::board::{Board, NewQueue, Post, QueueMemory};
-use crate::helper::{path, sysfs};
+use crate::helper::path;
 use crate::wire::DeviceInfo;
 
 /// The progress of a queue.
@@ -49,7 +50,7 @@ impl Queues {
     /// Returns the queues of a device, none of which the lanes know.
     pub(crate) fn new(info: DeviceInfo) -> Self {
         let all = (0..info.queues).map(|_| Progress::Missing(None)).collect();
-        let flushes = flushes(&sysfs(&path(info.number)));
+        let flushes = flushes(&sysfs::of_disk(&path(info.number)));
         Queues { info, flushes, all, fd: Weak::new(), begun: channel(), ended: channel() }
     }
 

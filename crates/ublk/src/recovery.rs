@@ -7,7 +7,6 @@
 //! cannot know.
 #![expect(clippy::disallowed_methods, reason = "waits for the kernel, on a thread of an operation")]
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,15 +14,17 @@ use std::time::{Duration, Instant};
 use forebay_core::SECTOR_SIZE;
 use forebay_device::ublk;
 use forebay_engine::{ExportError, ExportErrorKind};
-use forebay_export::Users;
 use forebay_export::errors::failed;
 use forebay_export::volume_devices::{Made, Publication};
+use forebay_host::files::number;
+use forebay_host::sysfs;
+use forebay_host::users::Users;
 use rustix::io::Errno;
 
 use crate::control;
 use crate::device::{LANES, Served, TakeOver, started_with};
 use crate::front_end::Ublk;
-use crate::helper::{path, sysfs};
+use crate::helper::path;
 use crate::queues::Queues;
 use crate::wire::state;
 
@@ -188,7 +189,7 @@ fn check_size(volume: &str, number: u32, found: Option<u64>, size: u64) -> Resul
 
 /// Returns the size of a block device in sectors.
 fn sectors(device: &Path) -> Option<u64> {
-    fs::read_to_string(sysfs(device).join("size")).ok()?.trim().parse().ok()
+    number(sysfs::of_disk(device).join("size"))
 }
 
 /// Waits until the kernel has noticed that the former server of a device has ended.

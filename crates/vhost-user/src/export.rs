@@ -9,7 +9,7 @@ use forebay_device::peer_process;
 use forebay_engine::{Client, ExportError, ExportErrorKind};
 use forebay_export::clients::listed;
 use forebay_export::errors::busy;
-use forebay_export::unix_socket::{ListenError, UnixSocket};
+use forebay_host::unix_socket::{ListenError, UnixSocket};
 use parking_lot::Mutex;
 
 use crate::session::Session;

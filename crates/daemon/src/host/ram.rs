@@ -8,6 +8,7 @@ use forebay_admin::report::{RamReport, RamTraffic};
 use forebay_admin::{ApiError, VolumeName};
 use forebay_core::{Caching, Clock};
 use forebay_engine::Settings;
+use forebay_host::memory::System;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse};
 use forebay_ram::{Deferral, RamBlock, Tier, TierOptions, write_down};
 use forebay_threads::{Mutex, MutexGuard};
@@ -15,7 +16,6 @@ use forebay_threads::{Mutex, MutexGuard};
 use super::faults;
 use crate::memory;
 use crate::pressure::{self, Advice, Pressure};
-use crate::system::System;
 
 /// The purpose of the memory, as in messages.
 const WHAT: &str = "the RAM tier";
@@ -73,7 +73,7 @@ impl RamTiers {
     pub(super) fn watch_memory(self: &Arc<Self>) -> io::Result<()> {
         let tiers = Arc::downgrade(self);
         let watch = move || {
-            let mut pressure = Pressure::new(System::new());
+            let mut pressure = Pressure::new(System::here());
             while let Some(tiers) = tiers.upgrade() {
                 tiers.heed(pressure.look());
                 drop(tiers);

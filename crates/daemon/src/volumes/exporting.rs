@@ -9,7 +9,8 @@ use forebay_admin::report::{ClientReport, Transport};
 use forebay_admin::{ApiError, ErrorKind, VolumeName, VolumeReport};
 use forebay_core::{ExportSet, FrontEndKind, NbdReach};
 use forebay_engine::{Client, ExportError, ExportErrorKind, ExportedDevice, FrontEnd};
-use forebay_export::{link, users};
+use forebay_export::link;
+use forebay_host::processes;
 use forebay_threads::{Instant, channel};
 
 use super::Volumes;
@@ -349,7 +350,7 @@ impl Volumes {
                         (Transport::Tcp, address.map(|address| address.to_string()), None)
                     }
                 };
-                let name = |pid| names.entry(pid).or_insert_with(|| users::name(pid)).clone();
+                let name = |pid| names.entry(pid).or_insert_with(|| processes::name(pid)).clone();
                 let (front_end, process) = (kind.name().to_owned(), pid.and_then(name));
                 report.clients.push(ClientReport { front_end, transport, address, pid, process });
             }

@@ -8,14 +8,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use forebay_core::SECTOR_SIZE;
+use forebay_host::files::{number, text};
+use forebay_host::mounts::{Mount, mounts};
+use forebay_host::sysfs;
 use rustix::fs::{Mode, OFlags, Stat};
 use rustix::io::Errno;
-
-use super::mounted_at;
-use crate::identity::text;
-
-/// The kernel's unit of sizes in sysfs, in bytes.
-const SECTOR: u64 = 512;
 
 /// The part of a file that a device occupies.
 struct FileRange {
@@ -29,10 +27,8 @@ pub(super) fn claimed(fd: &OwnedFd, stat: &Stat, block: bool, path: &Path) -> Op
     let (own, disk) = match block {
         false => (FileRange { file: fs::canonicalize(path).ok()?, bytes: 0..u64::MAX }, None),
         true => {
-            let number =
-                format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-            let own = fs::canonicalize(Path::new("/sys/dev/block").join(number)).ok()?;
-            let disk = own.parent().filter(|_| own.join("partition").exists()).unwrap_or(&own);
+            let own = sysfs::directory(stat.st_rdev)?;
+            let disk = sysfs::disk_of(&own);
             (part(disk, &own)?, Some(disk.to_owned()))
         }
     };
@@ -43,18 +39,17 @@ pub(super) fn claimed(fd: &OwnedFd, stat: &Stat, block: bool, path: &Path) -> Op
     let disks = disks.filter_map(|entry| fs::canonicalize(entry.path()).ok());
     disks.filter(|it| it.join("loop").exists() && Some(it) != disk.as_ref()).find_map(|disk| {
         let mut users = users(&disk).into_iter().filter_map(|it| Some((part(&disk, &it)?, it)));
-        users.find_map(|(other, sysfs)| {
+        users.find_map(|(other, user)| {
             let overlaps = other.bytes.start < own.bytes.end && own.bytes.start < other.bytes.end;
-            let device = Path::new("/dev").join(sysfs.file_name()?);
-            (overlaps && same(&other.file) && is_claimed(&device, &sysfs)).then_some(device)
+            let device = Path::new("/dev").join(user.file_name()?);
+            (overlaps && same(&other.file) && is_claimed(&device, &user)).then_some(device)
         })
     })
 }
 
 /// Returns the sysfs directories of the users of a disk: of its partitions, if it has any.
 fn users(disk: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(disk).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut all: Vec<_> = entries.filter(|path| path.join("partition").exists()).collect();
+    let mut all = sysfs::partitions(disk);
     if all.is_empty() {
         all.push(disk.to_owned());
     }
@@ -63,39 +58,30 @@ fn users(disk: &Path) -> Vec<PathBuf> {
 
 /// Returns the part of its file that a loop device, or a partition of one, occupies.
 fn part(disk: &Path, own: &Path) -> Option<FileRange> {
-    let file = PathBuf::from(text(&disk.join("loop/backing_file"))?);
-    let number = |path: PathBuf| text(&path).and_then(|text| text.parse::<u64>().ok());
-    let within = match own == disk {
-        true => 0,
-        false => number(own.join("start"))?.saturating_mul(SECTOR),
-    };
+    let file = sysfs::backing_file(disk)?;
+    let within = if own == disk { 0 } else { sysfs::start(own)? };
     let start = number(disk.join("loop/offset"))?.saturating_add(within);
-    let end = start.saturating_add(number(own.join("size"))?.saturating_mul(SECTOR));
+    let end = start.saturating_add(number(own.join("size"))?.saturating_mul(SECTOR_SIZE));
     Some(FileRange { file, bytes: start..end })
 }
 
 /// Whether a block device is mounted or claimed in another way.
-fn is_claimed(device: &Path, sysfs: &Path) -> bool {
+fn is_claimed(device: &Path, own: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
     match rustix::fs::open(device, flags, Mode::empty()) {
         Ok(_) => false,
         Err(Errno::BUSY) => true,
         // Looking is not permitted, but the mounts are known.
         Err(_) => {
-            let number = text(&sysfs.join("dev")).unwrap_or_default();
-            let mut numbers = number.split(':').map_while(|number| number.parse().ok());
-            let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-            let (major, minor) = (numbers.next(), numbers.next());
-            major
-                .zip(minor)
-                .is_some_and(|(major, minor)| mounted_at(&mounts, major, minor).is_some())
+            let number = text(own.join("dev")).unwrap_or_default();
+            mounts().iter().any(|mount| mount.device == number)
         }
     }
 }
 
 /// The filesystem of an opened file. Only paths on it are followed: another one may not answer.
 struct System {
-    mounts: String,
+    mounts: Vec<Mount>,
     /// Number of the mount's device in `mountinfo`, which is not always that of its files.
     number: String,
 }
@@ -104,9 +90,8 @@ impl System {
     fn of(fd: &OwnedFd) -> Option<Self> {
         let about = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
         let id = about.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim();
-        let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-        let own = mounts.lines().find(|line| line.split(' ').next() == Some(id))?;
-        let number = own.split(' ').nth(2)?.to_owned();
+        let mounts = mounts();
+        let number = mounts.iter().find(|mount| mount.id == id)?.device.clone();
         Some(System { number, mounts })
     }
 
@@ -119,22 +104,16 @@ impl System {
 
     /// Whether a path without links is on this filesystem.
     fn has(&self, path: &Path) -> bool {
-        // `mountinfo` escapes paths in this way.
-        let mut escaped = path.to_string_lossy().replace('\\', "\\134");
-        for (plain, code) in [(' ', "\\040"), ('\t', "\\011"), ('\n', "\\012")] {
-            escaped = escaped.replace(plain, code);
-        }
-        let mounts = self.mounts.lines().filter_map(|line| {
-            let mut fields = line.split(' ').skip(2);
-            let (number, point) = (fields.next()?, fields.nth(1)?);
-            Path::new(&escaped).starts_with(point).then_some((point.len(), number))
-        });
-        mounts.max_by_key(|(len, _)| *len).is_some_and(|(_, number)| number == self.number)
+        let mounts = self.mounts.iter().filter(|mount| path.starts_with(&mount.point));
+        let innermost = mounts.max_by_key(|mount| mount.point.as_os_str().len());
+        innermost.is_some_and(|mount| mount.device == self.number)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use forebay_host::mounts::parse;
+
     use super::*;
 
     #[test]
@@ -142,7 +121,7 @@ mod tests {
         let mounts = "22 1 8:1 / / rw - ext4 /dev/a rw\n23 22 0:40 / /mnt rw - fuse f rw\n\
                       24 23 8:1 /b /mnt/in\\040it rw - ext4 /dev/a rw\n25 22 0:41 / /over rw - tmpfs t rw\n\
                       26 25 8:1 /o /over rw - ext4 /dev/a rw";
-        let system = System { mounts: mounts.to_owned(), number: "8:1".to_owned() };
+        let system = System { mounts: parse(mounts), number: "8:1".to_owned() };
         for path in ["/file", "/mntfile", "/mnt/in it/file", "/over/file"] {
             assert!(system.has(Path::new(path)), "{path}");
         }

@@ -152,24 +152,11 @@ fn links_lead_to_the_same_identity() {
 }
 
 #[test]
-fn mounts_are_found_by_device_number() {
-    let mounts =
-        "22 1 8:1 / / rw - ext4 /dev/a rw\n23 1 8:17 / /mnt/b rw - ext4 /dev/b rw\n24 1 8:3";
-    assert_eq!(mounted_at(mounts, 8, 17), Some("/mnt/b"));
-    assert_eq!(mounted_at(mounts, 8, 1), Some("/"));
-    assert_eq!(mounted_at(mounts, 8, 3), Some("an unknown place"));
-    assert_eq!(mounted_at(mounts, 8, 2), None);
-}
-
-#[test]
 fn a_mounted_block_device_is_refused() {
     // Whether there is one depends on the machine; if so, it must not be opened.
     let root = rustix::fs::stat("/").expect("there").st_dev;
-    let (major, minor) = (rustix::fs::major(root), rustix::fs::minor(root));
-    let Ok(link) = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")) else {
-        return;
-    };
-    let Some(name) = link.file_name() else { return };
+    let Some(own) = forebay_host::sysfs::directory(root) else { return };
+    let Some(name) = own.file_name() else { return };
     let path = Path::new("/dev").join(name);
     if path.exists() {
         let refused = kind(&path, Access::Exclusive, None).expect_err("mounted");

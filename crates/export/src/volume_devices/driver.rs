@@ -8,11 +8,12 @@ use std::sync::Arc;
 use forebay_core::FrontEndKind;
 use forebay_device::ring::Ring;
 use forebay_engine::{ExportError, Exports, LaneFrontEnd};
+use forebay_host::users::Users;
 use forebay_lane::Lane;
 
 use super::DeviceMap;
 use crate::errors::failed;
-use crate::{Names, Note, Notes, Users};
+use crate::{Names, Note, Notes};
 
 /// The number of a device, and the mark that distinguishes it from devices that get the number
 /// later.

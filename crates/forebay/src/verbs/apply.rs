@@ -16,12 +16,13 @@ use forebay_admin::{
 use forebay_settings::duration::parse_duration;
 use serde::Serialize;
 
+use super::create::inspect_devices;
 use super::{operate, progress, set};
 use crate::client::DaemonClient;
 use crate::exit::VerbResult;
 use crate::output::table::{Column, Table};
 use crate::output::{json, note, print_text};
-use crate::{misaligned, paths, sparse, uevent};
+use crate::paths;
 use forebay_daemon::devices::{DeviceName, is_missing};
 use plan::{SettingChange, StepAction, VolumeStep, Wanted};
 
@@ -209,9 +210,7 @@ impl PlanExecution<'_> {
         let begun = self.client.call(&api::CREATE, &(), &request)?;
         progress::follow(self.client, begun, &format!("Creating {}", request.name))?;
         let report = self.client.get(&api::SHOW, &request.name)?;
-        misaligned::warn(&report);
-        sparse::warn(&report);
-        uevent::announce(&report);
+        inspect_devices(&report);
         Ok(())
     }
 

@@ -6,14 +6,15 @@ use forebay_admin::{
 };
 use forebay_core::units::format_size;
 use forebay_core::{BlockSize, Durability, ExportSet, Mode, NbdReach, ReplacementKind};
+use forebay_host::uevent;
 
 use super::progress;
 use crate::client::DaemonClient;
 use crate::exit::VerbResult;
 use crate::output::{json, note, print_line};
 use crate::values::{WordParser, block_size, size};
-use crate::{misaligned, sparse, uevent};
-use forebay_daemon::devices::{DeviceName, cache_device};
+use crate::{misaligned, sparse};
+use forebay_daemon::devices::{DeviceName, cache_device, path_of};
 
 /// Arguments of `create`.
 #[derive(Debug, Args)]
@@ -114,6 +115,17 @@ pub(crate) struct CreateArgs {
     pub(crate) json: bool,
 }
 
+/// Warns of flaws in the devices of a new volume, and announces them to udev.
+pub(super) fn inspect_devices(report: &VolumeReport) {
+    misaligned::warn(report);
+    sparse::warn(report);
+    for device in [&report.cache.path, &report.origin.path] {
+        if let Some(path) = path_of(device) {
+            uevent::announce(&path);
+        }
+    }
+}
+
 /// Creates a volume.
 pub(crate) fn run(client: &DaemonClient, args: CreateArgs) -> VerbResult {
     let (name, as_json) = (args.new_name.clone().unwrap_or(args.name.clone()), args.json);
@@ -126,9 +138,7 @@ pub(crate) fn run(client: &DaemonClient, args: CreateArgs) -> VerbResult {
         let ram = format_size(report.settings.ram);
         note(&format!("{profile} has {ram} of RAM; 'forebay set {name} ram=SIZE' changes that"));
     }
-    misaligned::warn(&report);
-    sparse::warn(&report);
-    uevent::announce(&report);
+    inspect_devices(&report);
     if !request.settings.iter().any(|(setting, _)| setting == "nbd") {
         tell_reach(client, &report);
     }

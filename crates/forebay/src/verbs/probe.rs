@@ -16,6 +16,7 @@ use forebay_device::blkid;
 use forebay_device::loop_device::{self, LoopNumber};
 use forebay_format::superblock::{COPY_A, COPY_B, MAGIC};
 use forebay_format::{PAGE, Superblock};
+use forebay_host::sysfs;
 
 use crate::exit::VerbResult;
 use crate::output::print_text;
@@ -92,18 +93,15 @@ fn look(args: &ProbeArgs) -> Result<Properties, ApiError> {
 /// Returns the volume whose block device this is: a loop device on a file of its name that the
 /// daemon exports.
 fn volume_of(device: &Path) -> Option<VolumeName> {
-    let number = fs::metadata(device).ok()?.rdev();
-    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-    let about = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    let file = fs::read_to_string(about.join("loop/backing_file")).ok()?;
-    let name = fs::canonicalize(&about).ok()?;
-    let name = name.file_name()?.to_str()?;
+    let own = sysfs::directory(fs::metadata(device).ok()?.rdev())?;
+    let file = sysfs::backing_file(&own)?;
+    let name = own.file_name()?.to_str()?;
     let number = LoopNumber(name.strip_prefix("loop")?.parse().ok()?);
     let is_known = |mark: &str| match mark.parse::<u64>() {
         Ok(sequence) => number.sequence() == Some(sequence),
         Err(_) => loop_device::file_system(number).is_ok_and(|(found, _)| found == mark),
     };
-    exported(file.trim_end_matches('\n'), name, |link| fs::read_link(link).ok(), is_known)
+    exported(file.to_str()?, name, |link| fs::read_link(link).ok(), is_known)
 }
 
 /// Returns the volume that a file below a daemon's directory for exports belongs to, if the daemon

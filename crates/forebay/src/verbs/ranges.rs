@@ -12,7 +12,7 @@ use forebay_admin::{ApiError, ByteRange, PinReport, RangesRequest, VolumeName};
 use forebay_core::parse_size;
 use forebay_core::units::format_size;
 use forebay_device::file_extents;
-use rustix::fs::{major, minor};
+use forebay_host::sysfs;
 
 use super::operate;
 use crate::client::DaemonClient;
@@ -177,16 +177,11 @@ fn place(extent: Range<u64>, start: u64) -> Option<ByteRange> {
 /// Returns the byte of the device `disk` at which `device` begins: the same one, or one of its
 /// partitions.
 fn start_on(device: u64, disk: u64) -> Option<u64> {
-    const SECTOR: u64 = 512;
     if device == disk {
         return Some(0);
     }
-    let number = |device: u64| format!("{}:{}", major(device), minor(device));
-    let own = fs::canonicalize(format!("/sys/dev/block/{}", number(device))).ok()?;
-    let whole = fs::read_to_string(own.parent()?.join("dev")).ok()?;
-    let start = fs::read_to_string(own.join("start")).ok()?;
-    let sectors: u64 = start.trim().parse().ok().filter(|_| whole.trim() == number(disk))?;
-    sectors.checked_mul(SECTOR)
+    let own = sysfs::directory(device)?;
+    sysfs::start(&own).filter(|_| sysfs::number_of(sysfs::disk_of(&own)) == Some(disk))
 }
 
 fn render(report: &PinReport) -> String {

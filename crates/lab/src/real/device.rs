@@ -7,6 +7,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use forebay_device::signature;
+use forebay_host::files::names;
+use forebay_host::mounts::{Mount, mounts, swap_areas};
+use forebay_host::sysfs;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
 use crate::error::{LabError, LabResult, other};
@@ -69,16 +72,19 @@ impl Local {
 
     /// The kernel's directory about it, if it is a block device.
     pub(crate) fn about(&self) -> Option<PathBuf> {
-        fs::canonicalize(about(self.device?)).ok()
+        sysfs::directory(self.device?)
     }
 
     /// Returns the user of the device, as a sentence that says the way out.
     pub(crate) fn user(&self) -> LabResult<Option<String>> {
         let name = self.path.display();
-        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
-        let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+        let mounts = mounts();
+        if mounts.is_empty() {
+            return Err(other("/proc/self/mountinfo cannot be read"));
+        }
         for number in self.numbers() {
             if let Some(place) = mounted(&mounts, number, &device_number) {
+                let place = place.display();
                 return Ok(Some(format!("{name} is mounted on {place}; unmount it first")));
             }
         }
@@ -90,11 +96,11 @@ impl Local {
                 None => (found.dev(), found.ino()) == (self.metadata.dev(), self.metadata.ino()),
             })
         };
-        if swap_areas(&swaps).any(|path| same(&path)) {
+        if swap_areas().iter().any(|path| same(Path::new(path))) {
             return Ok(Some(format!("{name} is swap space in use; run 'swapoff {name}' first")));
         }
         for number in self.numbers() {
-            if let Some(holder) = holder(number) {
+            if let Some(holder) = sysfs::holders(&sysfs::of_number(number)).first() {
                 return Ok(Some(format!(
                     "{name} is part of {holder} (see 'lsblk'); take that apart first"
                 )));
@@ -113,13 +119,10 @@ impl Local {
     /// The block device and its partitions.
     fn numbers(&self) -> Vec<u64> {
         let Some(number) = self.device else { return Vec::new() };
-        let parts =
-            fs::read_dir(about(number)).into_iter().flatten().flatten().filter_map(|entry| {
-                let folder = entry.path();
-                folder.join("partition").exists().then_some(())?;
-                parse_number(fs::read_to_string(folder.join("dev")).ok()?.trim())
-            });
-        std::iter::once(number).chain(parts).collect()
+        let parts = sysfs::partitions(&sysfs::of_number(number));
+        std::iter::once(number)
+            .chain(parts.iter().filter_map(|own| sysfs::number_of(own)))
+            .collect()
     }
 
     /// Claims it.
@@ -181,18 +184,6 @@ fn holds_anything(file: &File) -> std::io::Result<bool> {
     }
 }
 
-/// Directory that describes a block device.
-fn about(number: u64) -> PathBuf {
-    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-    format!("/sys/dev/block/{major}:{minor}").into()
-}
-
-/// Reads `8:16`.
-fn parse_number(text: &str) -> Option<u64> {
-    let (major, minor) = text.split_once(':')?;
-    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
-}
-
 /// The number of the block device at a path.
 fn device_number(path: &Path) -> Option<u64> {
     let metadata = fs::metadata(path).ok()?;
@@ -201,60 +192,29 @@ fn device_number(path: &Path) -> Option<u64> {
 
 /// Returns the mount point of a device, by its number or, for filesystems with numbers of their
 /// own, by the name of the mounted device.
-fn mounted(mounts: &str, number: u64, number_of: &dyn Fn(&Path) -> Option<u64>) -> Option<String> {
-    mounts.lines().find_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        let mut left = left.split(' ');
-        let own = parse_number(left.nth(2)?);
-        let place = unescape(left.nth(1)?);
-        let source = unescape(right.split(' ').nth(1)?);
-        let by_name = || source.starts_with('/') && number_of(Path::new(&source)) == Some(number);
-        (own == Some(number) || by_name()).then_some(place)
-    })
-}
-
-/// The areas that are listed in `/proc/swaps`.
-fn swap_areas(swaps: &str) -> impl Iterator<Item = PathBuf> {
-    swaps.lines().skip(1).filter_map(|line| Some(unescape(line.split_whitespace().next()?).into()))
-}
-
-/// `\040` and the like, as the kernel writes blanks in paths.
-fn unescape(text: &str) -> String {
-    let mut parts = text.split('\\');
-    let mut whole = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let code = part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match (code, part.get(3..)) {
-            (Some(code), Some(rest)) => {
-                whole.push(char::from(code));
-                whole.push_str(rest);
-            }
-            _ => {
-                whole.push('\\');
-                whole.push_str(part);
-            }
-        }
-    }
-    whole
-}
-
-/// Returns the md, device-mapper or bcache device that is built on a block device.
-fn holder(number: u64) -> Option<String> {
-    let entry = fs::read_dir(about(number).join("holders")).ok()?.flatten().next()?;
-    Some(entry.file_name().to_string_lossy().into_owned())
+fn mounted<'a>(
+    mounts: &'a [Mount],
+    number: u64,
+    number_of: &dyn Fn(&Path) -> Option<u64>,
+) -> Option<&'a Path> {
+    let found = mounts.iter().find(|Mount { device, source, .. }| {
+        sysfs::parse_number(device) == Some(number)
+            || (source.starts_with('/') && number_of(Path::new(source)) == Some(number))
+    });
+    found.map(|mount| &*mount.point)
 }
 
 /// The loop device that a file is behind.
 fn loop_device(same: &dyn Fn(&Path) -> bool) -> Option<String> {
-    fs::read_dir("/sys/block").ok()?.flatten().find_map(|entry| {
-        let backing = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
-        same(Path::new(backing.trim_end_matches('\n')))
-            .then(|| entry.file_name().to_string_lossy().into_owned())
+    names("/sys/block").into_iter().find(|name| {
+        sysfs::backing_file(&sysfs::of_disk(Path::new(name))).is_some_and(|file| same(&file))
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use forebay_host::mounts::parse;
+
     use super::*;
 
     const MOUNTS: &str = "\
@@ -267,19 +227,10 @@ mod tests {
     fn mounted_devices_are_found_by_number_and_by_name() {
         let number = |major, minor| rustix::fs::makedev(major, minor);
         let of = |path: &Path| (path == Path::new("/dev/sdb1")).then(|| number(8, 17));
-        assert_eq!(mounted(MOUNTS, number(254, 0), &of).as_deref(), Some("/"));
-        assert_eq!(mounted(MOUNTS, number(8, 17), &of).as_deref(), Some("/my data"));
-        assert_eq!(mounted(MOUNTS, number(8, 18), &of), None);
-        assert_eq!(mounted("nonsense\n\n - \n", number(8, 18), &of), None);
-    }
-
-    #[test]
-    fn swap_is_listed() {
-        let swaps = "Filename\tType\tSize\tUsed\tPriority\n/dev/zram0 partition 100 0 -2\n/my\\040swap file 1 0 -3\n";
-        let areas: Vec<PathBuf> = swap_areas(swaps).collect();
-        assert_eq!(areas, [Path::new("/dev/zram0"), Path::new("/my swap")]);
-        assert_eq!(swap_areas("").count(), 0);
-        assert_eq!(unescape("a\\b\\0401"), "a\\b 1");
+        let mounts = parse(MOUNTS);
+        assert_eq!(mounted(&mounts, number(254, 0), &of), Some(Path::new("/")));
+        assert_eq!(mounted(&mounts, number(8, 17), &of), Some(Path::new("/my data")));
+        assert_eq!(mounted(&mounts, number(8, 18), &of), None);
     }
 
     #[test]

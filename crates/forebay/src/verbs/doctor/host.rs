@@ -10,6 +10,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use forebay_daemon::ring_remedy;
 use forebay_daemon::usual_limit;
+use forebay_host::files::text;
 
 /// Facts about this host on which the front ends depend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,8 +81,7 @@ fn has_program(name: &str) -> bool {
 impl Host {
     /// Looks at this host.
     pub(super) fn look() -> Self {
-        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        let release = release.trim().to_owned();
+        let release = text("/proc/sys/kernel/osrelease").unwrap_or_default();
         let listed = |file: &str| {
             fs::read_to_string(format!("/lib/modules/{release}/{file}")).unwrap_or_default()
         };

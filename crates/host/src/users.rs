@@ -6,7 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::files::text;
 use crate::mounts::{self, Mount};
+use crate::{processes, sysfs};
 
 /// Time for which a process may look at a device that is to be removed.
 const LOOKING: Duration = Duration::from_secs(2);
@@ -54,12 +56,11 @@ impl Users {
     pub fn of(device: &Path, file: Option<&Path>) -> Self {
         let parts = parts(device);
         let mut all = mounted(&parts);
-        let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+        let swaps = mounts::swap_areas();
         for part in &parts {
             let mut add = |what| all.push(part.user(what));
-            holders(&part.sysfs).into_iter().for_each(|name| add(Use::Holder(name)));
-            let mut areas = swaps.lines().filter_map(|line| line.split_whitespace().next());
-            if areas.any(|area| part.is(area)) {
+            sysfs::holders(&part.sysfs).into_iter().for_each(|name| add(Use::Holder(name)));
+            if swaps.iter().any(|area| part.is(area)) {
                 add(Use::Swap);
             }
         }
@@ -92,7 +93,7 @@ impl Users {
     }
 
     /// Returns where this process finds the file systems on it.
-    pub(crate) fn file_systems(&self) -> Vec<PathBuf> {
+    pub fn file_systems(&self) -> Vec<PathBuf> {
         let find = |user: &User| match &user.what {
             Use::Mount { point, viewer: None } => Some(point.clone()),
             Use::Mount { point, viewer: Some(pid) } => {
@@ -121,12 +122,14 @@ impl fmt::Display for User {
                     f,
                     "mounted on {} in the view of process {}",
                     point.display(),
-                    process(*pid)
+                    processes::with_name(*pid)
                 )?;
             }
             Use::Holder(device) => write!(f, "a part of /dev/{device}")?,
             Use::Swap => f.write_str("used for swap")?,
-            Use::Process(pid) => write!(f, "open in process {}", process(*pid))?,
+            Use::Process(pid) => {
+                write!(f, "open in process {}", processes::with_name(*pid))?;
+            }
         }
         match &self.partition {
             Some(partition) => write!(f, " (partition {partition})"),
@@ -137,7 +140,7 @@ impl fmt::Display for User {
 
 impl Part {
     fn new(path: PathBuf, sysfs: PathBuf, partition: Option<String>) -> Self {
-        let id = fs::read_to_string(sysfs.join("dev")).unwrap_or_default().trim().to_owned();
+        let id = text(sysfs.join("dev")).unwrap_or_default();
         Part { partition, path, sysfs, id }
     }
 
@@ -158,16 +161,13 @@ impl Part {
 
 /// Returns a device and its partitions.
 fn parts(device: &Path) -> Vec<Part> {
-    let sysfs = Path::new("/sys/block").join(device.file_name().unwrap_or_default());
-    let mut partitions = names(&sysfs);
-    partitions.retain(|name| sysfs.join(name).join("partition").exists());
-    let partitions = partitions.into_iter().map(|name| {
-        Part::new(Path::new("/dev").join(&name), sysfs.join(&name), Some(name.clone()))
+    let disk = sysfs::of_disk(device);
+    let partitions = sysfs::partitions(&disk).into_iter().filter_map(|own| {
+        let name = own.file_name()?.to_str()?.to_owned();
+        Some(Part::new(Path::new("/dev").join(&name), own, Some(name)))
     });
-    let partitions: Vec<Part> = partitions.collect();
-    let mut all = vec![Part::new(device.to_owned(), sysfs, None)];
-    all.extend(partitions);
-    all
+    let whole = Part::new(device.to_owned(), disk, None);
+    std::iter::once(whole).chain(partitions).collect()
 }
 
 /// Returns the mounts of these. One that several namespaces have at the same place is one mount:
@@ -197,7 +197,7 @@ fn mounted(parts: &[Part]) -> Vec<User> {
 fn opened(parts: &[Part], file: Option<&Path>) -> Vec<User> {
     let mut all = Vec::new();
     let own = std::process::id();
-    for pid in mounts::pids().into_iter().filter(|pid| *pid != own) {
+    for pid in processes::pids().into_iter().filter(|pid| *pid != own) {
         let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         for target in entries.filter_map(|entry| fs::read_link(entry.path()).ok()) {
             let part = match Some(&*target) == file {
@@ -211,33 +211,10 @@ fn opened(parts: &[Part], file: Option<&Path>) -> Vec<User> {
     all
 }
 
-/// Returns the names in a directory in order; none if there is no such directory.
-fn names(dir: &Path) -> Vec<String> {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut all: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    all.sort_unstable();
-    all
-}
-
-fn holders(sysfs: &Path) -> Vec<String> {
-    names(&sysfs.join("holders"))
-}
-
-/// Returns a process as operators read it, like `1234 (fio)`.
-pub fn process(pid: u32) -> String {
-    format!("{pid} ({})", name(pid).unwrap_or_default())
-}
-
-/// Returns the name of a process; `None`: it has ended.
-pub fn name(pid: u32) -> Option<String> {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    Some(name.trim().to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::names;
 
     #[test]
     fn users_are_named() {
@@ -268,9 +245,9 @@ mod tests {
     #[test]
     fn a_device_has_its_partitions() {
         // On any disks of this machine, each partition belongs to its disk, and nothing else does.
-        for disk in names(Path::new("/sys/block")) {
+        for disk in names("/sys/block") {
             let all = parts(&Path::new("/dev").join(&disk));
-            let expected = names(Path::new("/sys/class/block")).into_iter().filter(|name| {
+            let expected = names("/sys/class/block").into_iter().filter(|name| {
                 let real = fs::canonicalize(Path::new("/sys/class/block").join(name));
                 let parent = real.ok().and_then(|path| path.parent()?.file_name().map(Into::into));
                 parent == Some(std::ffi::OsString::from(&disk))

@@ -1,38 +1,41 @@
-//! Memory of the machine and of the daemon's control groups, as the kernel reports it.
+//! Memory of the machine and of this process's control groups, as the kernel reports it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::files::number;
+
 /// The memory of the machine, or of a control group with a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SystemMemory {
-    pub(super) total: u64,
+pub struct SystemMemory {
+    /// Bytes in all.
+    pub total: u64,
     /// Bytes that are free or hold pages of files, which the kernel can drop.
-    pub(super) available: u64,
+    pub available: u64,
 }
 
 /// The places where the kernel reports on memory.
-pub(super) struct System {
+pub struct System {
     proc: PathBuf,
     groups: Vec<Group>,
 }
 
 impl System {
-    /// This system, and the groups that the daemon is in now.
-    pub(super) fn new() -> Self {
+    /// Finds the groups that this process is in now.
+    pub fn here() -> Self {
         Self::of(Path::new("/proc"), Path::new("/sys/fs/cgroup"))
     }
 
-    /// Reads as [`System::new`] does, from other directories.
-    pub(super) fn of(proc: &Path, groups: &Path) -> Self {
+    /// Reads as [`System::here`] does, from other directories.
+    pub fn of(proc: &Path, groups: &Path) -> Self {
         let own = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
         let groups = own.lines().flat_map(|line| Group::of(line, groups)).collect();
         System { proc: proc.to_owned(), groups }
     }
 
     /// Returns the machine's memory.
-    pub(super) fn machine(&self) -> Option<SystemMemory> {
+    pub fn machine(&self) -> Option<SystemMemory> {
         let text = fs::read_to_string(self.proc.join("meminfo")).ok()?;
         let field = |name: &str| -> Option<u64> {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -43,25 +46,25 @@ impl System {
     }
 
     /// Returns the memory of each group with a limit.
-    pub(super) fn groups(&self) -> impl Iterator<Item = SystemMemory> {
+    pub fn groups(&self) -> impl Iterator<Item = SystemMemory> {
         self.groups.iter().filter_map(Group::memory)
     }
 
     /// Returns the lowest limit of the groups, in bytes.
-    pub(super) fn group_limit(&self) -> Option<u64> {
+    pub fn group_limit(&self) -> Option<u64> {
         self.groups.iter().filter_map(Group::limit).min()
     }
 
     /// Returns for how long tasks have stalled for want of memory in the groups, and at the
     /// `machine`.
-    pub(super) fn stalled(&self, machine: bool) -> Duration {
+    pub fn stalled(&self, machine: bool) -> Duration {
         let files = self.groups.iter().map(|group| group.folder.join("memory.pressure"));
         let whole = machine.then(|| self.proc.join("pressure/memory"));
         files.chain(whole).filter_map(|file| stalled_in(&file)).max().unwrap_or_default()
     }
 }
 
-/// A control group that limits the daemon's memory, or may come to: its own or one around it.
+/// A control group that limits the process's memory, or may come to: its own or one around it.
 struct Group {
     folder: PathBuf,
     files: &'static GroupFiles,
@@ -113,7 +116,7 @@ impl Group {
     }
 
     fn read(&self, name: &str) -> Option<u64> {
-        fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
+        number(self.folder.join(name))
     }
 
     /// Returns the group's own limit, in bytes.

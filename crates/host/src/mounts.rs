@@ -1,12 +1,16 @@
-//! Mounts in this mount namespace and in others.
+//! Mounts in this mount namespace and in others, and swap areas.
 
 use std::collections::HashSet;
 use std::fs;
 use std::path::PathBuf;
 
+use crate::processes::pids;
+
 /// One line of `/proc/PID/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
+    /// The number of the mount.
+    pub id: String,
     /// The number of the device, like `7:0`.
     pub device: String,
     /// The mount point.
@@ -22,8 +26,8 @@ pub fn mounts() -> Vec<Mount> {
     read("self").unwrap_or_default()
 }
 
-/// Returns what is mounted in the view of others, with one process for each mount namespace. One
-/// without processes is not found. Costs a link for each process, and a file for each namespace.
+/// Returns the mounts in the view of others, with one process for each mount namespace. One without
+/// processes is not found. Costs a link for each process, and a file for each namespace.
 pub(crate) fn elsewhere() -> Vec<(u32, Vec<Mount>)> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let mut seen: HashSet<PathBuf> = namespace("self").into_iter().collect();
@@ -42,27 +46,35 @@ pub(crate) fn elsewhere() -> Vec<(u32, Vec<Mount>)> {
     all
 }
 
-/// Returns all processes, in the order of their numbers.
-pub(crate) fn pids() -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let mut all: Vec<u32> = numbers.collect();
-    all.sort_unstable();
-    all
+/// Returns the files and block devices that are used for swap.
+pub fn swap_areas() -> Vec<String> {
+    areas(&fs::read_to_string("/proc/swaps").unwrap_or_default())
+}
+
+/// Parses `/proc/swaps`, whose first line is a title.
+fn areas(swaps: &str) -> Vec<String> {
+    let lines = swaps.lines().skip(1);
+    lines.filter_map(|line| Some(unescaped(line.split_whitespace().next()?))).collect()
 }
 
 fn read(process: &str) -> Option<Vec<Mount>> {
-    let text = fs::read_to_string(format!("/proc/{process}/mountinfo")).ok()?;
-    Some(text.lines().filter_map(mount).collect())
+    let text = fs::read(format!("/proc/{process}/mountinfo")).ok()?;
+    Some(parse(&String::from_utf8_lossy(&text)))
+}
+
+/// Parses a file `mountinfo`.
+pub fn parse(text: &str) -> Vec<Mount> {
+    text.lines().filter_map(mount).collect()
 }
 
 /// Parses one line; `None`: it is not one.
 fn mount(line: &str) -> Option<Mount> {
     let (first, last) = line.split_once(" - ")?;
-    let mut first = first.split(' ').skip(2);
-    let (device, point) = (first.next()?, first.nth(1)?);
+    let mut first = first.split(' ');
+    let (id, device, point) = (first.next()?, first.nth(1)?, first.nth(1)?);
     let mut last = last.split(' ');
     Some(Mount {
+        id: id.to_owned(),
         device: device.to_owned(),
         point: unescaped(point).into(),
         kind: last.next()?.to_owned(),
@@ -102,7 +114,8 @@ mod tests {
         let line =
             r"36 35 7:3 / /mnt/a\040b\134 rw,noatime master:1 - ext4 /dev/loop3 rw,errors=continue";
         let read = mount(line).expect("a line");
-        assert_eq!((&*read.device, read.point), ("7:3", PathBuf::from("/mnt/a b\\")));
+        assert_eq!((&*read.id, &*read.device), ("36", "7:3"));
+        assert_eq!(read.point, Path::new("/mnt/a b\\"));
         assert_eq!((&*read.kind, &*read.source), ("ext4", "/dev/loop3"));
         let line = r"36 35 0:50 / /run/x/v rw - fuse.forebay forebay rw";
         assert_eq!(mount(line).expect("a line").kind, "fuse.forebay");
@@ -111,6 +124,14 @@ mod tests {
         }
         assert_eq!(unescaped(r"\04"), r"\04");
         assert_eq!(unescaped(r"\777x"), r"\777x");
+    }
+
+    #[test]
+    fn swap_areas_are_read_without_their_title() {
+        let swaps = "Filename\tType\tSize\tUsed\tPriority\n\
+            /dev/zram0 partition 100 0 -2\n/my\\040swap file 1 0 -3\n";
+        assert_eq!(areas(swaps), ["/dev/zram0", "/my swap"]);
+        assert!(areas("").is_empty());
     }
 
     #[test]

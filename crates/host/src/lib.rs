@@ -1,0 +1,19 @@
+//! Facts about this host, as the kernel gives them in `/proc` and `/sys`, and the paths of unix
+//! sockets. Every other crate may use it; lanes do not, because files are read.
+//!
+//! - [`files`]: the small files in which the kernel describes everything
+//! - [`sysfs`]: block devices; [`uevent`]: makes udev look at one again
+//! - [`mounts`]: mounts and swap areas; [`processes`]: numbers and names of processes
+//! - [`users`]: users of a block device
+//! - [`memory`]: memory of the machine and of control groups
+//! - [`unix_socket`]: a listening socket whose path is recreated
+#![forbid(unsafe_code)]
+
+pub mod files;
+pub mod memory;
+pub mod mounts;
+pub mod processes;
+pub mod sysfs;
+pub mod uevent;
+pub mod unix_socket;
+pub mod users;

@@ -1,0 +1,17 @@
+//! Tells udev that it should look at a device again: the daemon keeps devices open, so that udev
+//! does not notice by itself that one was formatted.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use crate::sysfs;
+
+/// Announces a block device, as far as the caller may. Does nothing with anything else.
+pub fn announce(device: &Path) {
+    let Ok(metadata) = fs::metadata(device) else { return };
+    if metadata.file_type().is_block_device() {
+        // Without the permission the device is announced at the next boot.
+        let _ = fs::write(sysfs::of_number(metadata.rdev()).join("uevent"), "change");
+    }
+}
