@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::{ExportSet, FrontEndKind, NbdReach};
 use forebay_engine::{DescriptorStore, ExportError, ExportErrorKind, FrontEnd, Settings};
-use forebay_export::{Identify, Identity};
+use forebay_export::{Identify, VolumeIdentity};
 use forebay_fuse::FuseFrontEnd;
 use forebay_lane::MemoryBudget;
 use forebay_nbd::{
@@ -169,7 +169,7 @@ impl Identities {
         let _ = self.0.set(Arc::downgrade(host));
     }
 
-    fn of(&self, volume: &str) -> Option<Identity> {
+    fn of(&self, volume: &str) -> Option<VolumeIdentity> {
         self.0.get()?.upgrade()?.told_apart(&volume.parse().ok()?)
     }
 }

@@ -20,7 +20,7 @@ pub fn run(task: &[OsString]) -> Result<String, ApiError> {
     }
     let result = if let Some(point) = sync::parse(task) {
         sync::execute(&point)
-    } else if let Some(task) = forebay_fuse::helper::Task::parse(task) {
+    } else if let Some(task) = forebay_fuse::helper::LoopTask::parse(task) {
         task.execute()
     } else if let Some(task) = forebay_ublk::helper::Task::parse(task) {
         task.execute()

@@ -273,7 +273,7 @@ impl Reports for Arc<EngineHost> {
         self.served.get(name).ok()?.origin_identity()
     }
 
-    fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity> {
+    fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::VolumeIdentity> {
         self.served.told_apart(name)
     }
 

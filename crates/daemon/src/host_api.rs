@@ -81,9 +81,9 @@ pub(crate) struct VolumeUuids {
 impl VolumeUuids {
     /// Returns the identity that distinguishes the volume from others of its name, now and in the
     /// next process.
-    pub(crate) fn told_apart(self) -> forebay_export::Identity {
+    pub(crate) fn told_apart(self) -> forebay_export::VolumeIdentity {
         let text = format!("{} {}", self.volume, self.cache);
-        forebay_export::Identity { text, lasts: true }
+        forebay_export::VolumeIdentity { text, lasts: true }
     }
 }
 
@@ -347,7 +347,7 @@ pub(crate) trait Reports: Send + Sync {
 
     /// Returns the identity that distinguishes a volume from others of its name, for front ends
     /// that serve it again after a hand-over or a restart. `None` if it is not served. Quick.
-    fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity>;
+    fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::VolumeIdentity>;
 
     /// Records the positions of the open caches.
     fn note_positions(&self);

@@ -304,7 +304,7 @@ impl Reports for FakeHost {
         Some(VolumeUuids { volume, cache: FAKE_CACHE })
     }
 
-    fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity> {
+    fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::VolumeIdentity> {
         self.identity(name).map(VolumeUuids::told_apart)
     }
 

@@ -22,11 +22,11 @@ pub mod sync;
 pub mod volume_devices;
 
 /// Returns the identity of a served volume; `None` if there is no such volume. Does not wait.
-pub type Identify = Box<dyn Fn(&str) -> Option<Identity> + Send + Sync>;
+pub type Identify = Box<dyn Fn(&str) -> Option<VolumeIdentity> + Send + Sync>;
 
 /// Identity of a served volume, which differs for another volume of the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct VolumeIdentity {
     /// Equal for the same volume, as long as the process lives.
     pub text: String,
     /// Whether the text is equal in the next process too, and the volume keeps no durably
@@ -34,7 +34,7 @@ pub struct Identity {
     pub lasts: bool,
 }
 
-impl Identity {
+impl VolumeIdentity {
     /// Returns the text if another process can serve the same volume.
     pub fn lasting(self) -> Option<String> {
         self.lasts.then_some(self.text)

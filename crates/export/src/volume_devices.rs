@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::errors::{busy, check_ending, failed};
-use crate::{Identify, Identity, Names, Note, Notes, link};
+use crate::{Identify, Names, Note, Notes, VolumeIdentity, link};
 
 mod driver;
 
@@ -104,7 +104,7 @@ impl<D: Driver> VolumeDevices<D> {
     /// Any step failed. A new device is removed then; one of a former daemon stays.
     fn begin(&self, volume: &str) -> Result<VolumeDevice<D::Own>, ExportError> {
         // `None`: data that the volume acknowledges as durable does not survive the daemon.
-        let identity = (self.identify)(volume).and_then(Identity::lasting);
+        let identity = (self.identify)(volume).and_then(VolumeIdentity::lasting);
         let facts = self.driver.prepare(volume)?;
         self.sweep(volume, false);
         if let Some((id, note)) = self.left(volume) {

@@ -4,7 +4,7 @@ use forebay_core::{IoError, Op, SECTOR_SIZE, Survives};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use crate::request::{Message, Request};
+use crate::request::{FuseRequest, Message};
 use crate::wire::{
     Attr, AttrOut, InitOut, MAJOR, MINOR, OLDEST_MINOR, OVER_IO_URING, OpenOut, ROOT, StatFsOut,
     WriteOut, fallocate_mode, init_flag, open_flag,
@@ -118,47 +118,49 @@ pub enum Action {
 
 /// Decides about a request.
 pub fn decide(message: &Message, file: &FileFacts) -> Action {
-    if let Request::Notice = message.request {
+    if let FuseRequest::Notice = message.request {
         return Action::Ignore;
     }
-    let about_file = !matches!(message.request, Request::Init { .. } | Request::Destroy);
-    if about_file && message.node != ROOT && !matches!(message.request, Request::Unknown) {
+    let about_file = !matches!(message.request, FuseRequest::Init { .. } | FuseRequest::Destroy);
+    if about_file && message.node != ROOT && !matches!(message.request, FuseRequest::Unknown) {
         return Action::Reply(Err(Errno::STALE));
     }
     match message.request {
-        Request::Notice => Action::Ignore,
-        Request::Init { major, minor, max_readahead, flags, more } => {
+        FuseRequest::Notice => Action::Ignore,
+        FuseRequest::Init { major, minor, max_readahead, flags, more } => {
             let more = if file.io_uring { more & OVER_IO_URING } else { 0 };
             Action::Reply(negotiate(major, minor, max_readahead, (flags, more)))
         }
-        Request::Lookup => Action::Reply(Err(Errno::NOTDIR)),
-        Request::GetAttr => Action::Reply(Ok(Content::Attr(attributes(file)))),
+        FuseRequest::Lookup => Action::Reply(Err(Errno::NOTDIR)),
+        FuseRequest::GetAttr => Action::Reply(Ok(Content::Attr(attributes(file)))),
         // Tools that copy onto a device set the size that the file has already.
-        Request::SetAttr { size: Some(size) } if size == file.size => {
+        FuseRequest::SetAttr { size: Some(size) } if size == file.size => {
             Action::Reply(Ok(Content::Attr(attributes(file))))
         }
-        Request::SetAttr { .. } => Action::Reply(Err(Errno::PERM)),
-        Request::Open { writes } if writes && file.read_only => Action::Reply(Err(Errno::ROFS)),
-        Request::Open { .. } => Action::Reply(Ok(Content::Open(OpenOut {
+        FuseRequest::SetAttr { .. } => Action::Reply(Err(Errno::PERM)),
+        FuseRequest::Open { writes } if writes && file.read_only => Action::Reply(Err(Errno::ROFS)),
+        FuseRequest::Open { .. } => Action::Reply(Ok(Content::Open(OpenOut {
             handle: 0,
             open_flags: open_flag::DIRECT_IO
                 | open_flag::NOFLUSH
                 | open_flag::PARALLEL_DIRECT_WRITES,
             padding: 0,
         }))),
-        Request::Read { offset, len } => read(offset, len, file),
-        Request::Write { offset, len, durable } => write(offset, len, durable, file),
-        Request::StatFs => Action::Reply(Ok(Content::StatFs(space(file)))),
-        Request::Fsync => Action::Volume(VolumeRequest {
+        FuseRequest::Read { offset, len } => read(offset, len, file),
+        FuseRequest::Write { offset, len, durable } => write(offset, len, durable, file),
+        FuseRequest::StatFs => Action::Reply(Ok(Content::StatFs(space(file)))),
+        FuseRequest::Fsync => Action::Volume(VolumeRequest {
             op: Op::Flush,
             offset: 0,
             len: 0,
             survives: Survives::Nothing,
             punch: false,
         }),
-        Request::Fallocate { offset, len, mode } => fallocate(offset, len, mode, file),
-        Request::Release | Request::Flush | Request::Destroy => Action::Reply(Ok(Content::Nothing)),
-        Request::Unknown => Action::Reply(Err(Errno::NOSYS)),
+        FuseRequest::Fallocate { offset, len, mode } => fallocate(offset, len, mode, file),
+        FuseRequest::Release | FuseRequest::Flush | FuseRequest::Destroy => {
+            Action::Reply(Ok(Content::Nothing))
+        }
+        FuseRequest::Unknown => Action::Reply(Err(Errno::NOSYS)),
     }
 }
 

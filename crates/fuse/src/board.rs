@@ -33,4 +33,4 @@ pub(crate) struct Connection {
 }
 
 /// Tasks for the lanes.
-pub(crate) type Board = forebay_export::Board<Post>;
+pub(crate) type ChannelBoard = forebay_export::Board<Post>;

@@ -21,7 +21,7 @@ use forebay_lane::{Lane, LaneMemory, Notified, Notify, Signal};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use self::entries::Outcome;
+use self::entries::EntryOutcome;
 use crate::answer::{
     Action, Content, FileFacts, MAX_TRANSFER, VolumeRequest, decide, errno, written,
 };
@@ -51,13 +51,13 @@ const HELD: u64 = 64 << 20;
 const COPIED: usize = 64 << 10;
 
 /// A request that the volume has.
-struct InFlight {
+struct FileRequest {
     id: RequestId,
     held: u64,
-    kind: Kind,
+    kind: FileRequestKind,
 }
 
-enum Kind {
+enum FileRequestKind {
     /// The part of the data that the kernel wants, and the space before the data.
     Read { head: IoBuf, wanted: Range<usize> },
     /// The bytes.
@@ -65,7 +65,7 @@ enum Kind {
     /// Zeroes that need not be allocated, unless that has been refused already.
     Punch(VolumeRequest),
     /// The request of an entry, which is answered where its result is awaited.
-    Entry(Rc<Outcome>),
+    Entry(Rc<EntryOutcome>),
     /// Anything else.
     Other,
 }
@@ -80,7 +80,7 @@ pub(crate) struct Channel {
     lane: Rc<Lane>,
     ring: Rc<Ring>,
     memory: Rc<LaneMemory>,
-    in_flight: RefCell<Tags<InFlight>>,
+    in_flight: RefCell<Tags<FileRequest>>,
     /// Bytes of memory held by its requests.
     held: Cell<u64>,
     /// A request has ended, or the volume is gone. The task of every entry may wait for that.
@@ -382,8 +382,8 @@ impl Channel {
             }
             None => {
                 let data = head.split_off(DATA);
-                let kind = Kind::Read { head, wanted };
-                self.submit(&target, request, Some(data), InFlight { id, held, kind }, sink);
+                let kind = FileRequestKind::Read { head, wanted };
+                self.submit(&target, request, Some(data), FileRequest { id, held, kind }, sink);
             }
         }
     }
@@ -398,12 +398,12 @@ impl Channel {
         sink: &Rc<dyn CompletionSink>,
     ) -> Option<IoBuf> {
         let kind = match request.op {
-            Op::Write => Kind::Write(request.len as u32),
-            Op::WriteZeroes if request.punch => Kind::Punch(request),
-            _ => Kind::Other,
+            Op::Write => FileRequestKind::Write(request.len as u32),
+            Op::WriteZeroes if request.punch => FileRequestKind::Punch(request),
+            _ => FileRequestKind::Other,
         };
         if request.op != Op::Write {
-            self.submit(&target, &request, None, InFlight { id, held, kind }, sink);
+            self.submit(&target, &request, None, FileRequest { id, held, kind }, sink);
             return Some(buf);
         }
         let len = request.len as usize;
@@ -425,7 +425,7 @@ impl Channel {
             data.truncate(len);
             (data, None)
         };
-        self.submit(&target, &request, Some(data), InFlight { id, held, kind }, sink);
+        self.submit(&target, &request, Some(data), FileRequest { id, held, kind }, sink);
         buf
     }
 
@@ -434,7 +434,7 @@ impl Channel {
         target: &Rc<dyn BlockService>,
         request: &VolumeRequest,
         data: Option<IoBuf>,
-        in_flight: InFlight,
+        in_flight: FileRequest,
         sink: &Rc<dyn CompletionSink>,
     ) {
         let VolumeRequest { op, offset, len, survives, punch } = *request;
@@ -446,7 +446,7 @@ impl Channel {
     /// Zeroes a range whose space cannot be given back. The kernel never sends discards again to a
     /// file that refuses one, so a range is refused only if it is large enough to have been
     /// possible.
-    fn punch_refused(self: Rc<Self>, in_flight: InFlight, request: VolumeRequest) {
+    fn punch_refused(self: Rc<Self>, in_flight: FileRequest, request: VolumeRequest) {
         let target = self.target.borrow().clone().ok_or(IoError::ShuttingDown);
         let small = target.and_then(|target| {
             self.is_small(&target, &request).then_some(target).ok_or(IoError::NotSupported)
@@ -460,7 +460,10 @@ impl Channel {
         };
         let lane = self.lane.clone();
         lane.spawn(async move {
-            let tag = self.in_flight.borrow_mut().add(InFlight { kind: Kind::Other, ..in_flight });
+            let tag = self
+                .in_flight
+                .borrow_mut()
+                .add(FileRequest { kind: FileRequestKind::Other, ..in_flight });
             let VolumeRequest { op, offset, len, survives, .. } = request;
             let request =
                 Request { tag, op, offset, len, survives, fast: false, no_hole: false, data: None };
@@ -526,17 +529,22 @@ impl CompletionSink for Channel {
             debug_assert!(false, "a request completes twice");
             return;
         };
-        let InFlight { id, held, kind } = in_flight;
+        let FileRequest { id, held, kind } = in_flight;
         match (kind, result) {
-            (Kind::Read { head, wanted }, Ok(())) => match data {
+            (FileRequestKind::Read { head, wanted }, Ok(())) => match data {
                 Some(data) => self.reply_data(id, head.join(data), wanted),
                 None => self.reply(id, Err(Errno::IO)),
             },
-            (Kind::Entry(outcome), result) => outcome.set(Completion { tag, result, data }),
-            (Kind::Write(len), Ok(())) => self.reply(id, Ok(written(len))),
-            (Kind::Punch(request), Err(IoError::NotSupported)) => {
+            (FileRequestKind::Entry(outcome), result) => {
+                outcome.set(Completion { tag, result, data })
+            }
+            (FileRequestKind::Write(len), Ok(())) => self.reply(id, Ok(written(len))),
+            (FileRequestKind::Punch(request), Err(IoError::NotSupported)) => {
                 if let Some(this) = self.this.upgrade() {
-                    return this.punch_refused(InFlight { id, held, kind: Kind::Other }, request);
+                    return this.punch_refused(
+                        FileRequest { id, held, kind: FileRequestKind::Other },
+                        request,
+                    );
                 }
             }
             (_, Ok(())) => self.reply(id, Ok(Content::Nothing)),

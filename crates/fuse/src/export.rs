@@ -25,10 +25,10 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{getegid, geteuid};
 
 use crate::answer::FileFacts;
-use crate::board::{Board, Connection, Post};
+use crate::board::{ChannelBoard, Connection, Post};
 use crate::channel::Queues;
 use crate::errors::refused;
-use crate::helper::Task;
+use crate::helper::LoopTask;
 use crate::inherited::LeftExport;
 use crate::keeping::Keeping;
 use crate::marks::{Mark, Marks};
@@ -44,13 +44,13 @@ const STEP: Duration = Duration::from_millis(10);
 /// The tools to make exports.
 #[derive(Clone, Copy)]
 pub(crate) struct Tools<'a> {
-    pub(crate) board: &'a Board,
+    pub(crate) board: &'a ChannelBoard,
     pub(crate) keeping: &'a Keeping,
     pub(crate) marks: &'a Marks,
 }
 
 /// An exported volume.
-pub(crate) struct Export {
+pub(crate) struct ExportedFile {
     volume: String,
     file: PathBuf,
     mark: Mark,
@@ -75,7 +75,7 @@ impl Drop for Mounted {
     }
 }
 
-impl Export {
+impl ExportedFile {
     /// Mounts the file of a volume in `dir`, has the lanes serve it, and attaches a loop device.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Export {
         let ended = Mutex::new(ended);
         let FileFacts { outlives, io_uring, .. } = facts;
         let volume = volume.to_owned();
-        let export = Export { volume, file, mark, link, outlives, io_uring, ended };
+        let export = ExportedFile { volume, file, mark, link, outlives, io_uring, ended };
         if let Err(error) = export.check(&facts) {
             let _ = export.end(tools, true);
             return Err(error);
@@ -132,7 +132,7 @@ impl Export {
         let (facts, ended) = serve(volume, connections, tools, false)?;
         let (file, ended, outlives) = (dir.join(volume), Mutex::new(ended), facts.outlives);
         let (io_uring, named) = (false, volume.to_owned());
-        let export = Export { volume: named, file, mark, link, outlives, io_uring, ended };
+        let export = ExportedFile { volume: named, file, mark, link, outlives, io_uring, ended };
         tools.marks.made(volume, mark);
         if let Err(error) = export.check(&facts) {
             tracing::warn!(volume, "the volume keeps the device of the previous program: {error}");
@@ -152,7 +152,7 @@ impl Export {
         let (_, ended) = channel();
         let (file, ended, outlives) = (dir.join(volume), Mutex::new(ended), false);
         let (io_uring, named) = (false, volume.to_owned());
-        let export = Export { volume: named, file, mark, link, outlives, io_uring, ended };
+        let export = ExportedFile { volume: named, file, mark, link, outlives, io_uring, ended };
         if let Err(error) = export.end(tools, true) {
             tracing::error!(volume, "its export is left behind: {error}");
         }
@@ -235,7 +235,7 @@ impl Export {
             link::remove(link, &device);
         }
         let Mark { number, sequence } = self.mark;
-        let task = Task::Detach { number, sequence, force };
+        let task = LoopTask::Detach { number, sequence, force };
         match task.run(LETTING_GO) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) => {
                 if self.link.is_some() {
@@ -269,7 +269,7 @@ impl Export {
 
     /// Leaves it to the next daemon, if that one can serve it and it has users. Returns whether it
     /// is left.
-    pub(crate) fn leave(&self, board: &Board) -> bool {
+    pub(crate) fn leave(&self, board: &ChannelBoard) -> bool {
         let (device, file) = (self.number().path(), Some(&*self.file));
         let users = Users::of(&device, file);
         if !self.outlives || users.is_empty() || self.is_lost() {
@@ -349,7 +349,7 @@ fn serve(
 }
 
 /// Has each lane close its connection for a volume, with the requests in flight unanswered.
-fn close(board: &Board, volume: &str) {
+fn close(board: &ChannelBoard, volume: &str) {
     board.post_to_all(|| Post::Close(volume.to_owned()));
 }
 
@@ -383,7 +383,7 @@ fn mount_file(connection: &OwnedFd, file: PathBuf) -> Result<Mounted, ExportErro
 fn attach(file: &Path, facts: &FileFacts, names: &Path) -> Result<Mark, ExportError> {
     let FileFacts { sector, read_only, .. } = *facts;
     let (file_name, names) = (file.to_owned(), names.to_owned());
-    let task = Task::Attach { file: file_name, sector, read_only, names };
+    let task = LoopTask::Attach { file: file_name, sector, read_only, names };
     let attached = task.run(ATTACHING).and_then(|number| {
         let (found, sequence) = loop_device::file_system(number)?;
         let is_ours = |mount: &Mount| mount.point == *file && mount.device == found;

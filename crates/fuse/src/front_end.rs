@@ -20,20 +20,20 @@ use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 
-use crate::board::Board;
+use crate::board::ChannelBoard;
 use crate::errors::refused;
-use crate::export::{Export, Tools};
+use crate::export::{ExportedFile, Tools};
 use crate::inherited::{self, Inherited, LeftExport};
 use crate::keeping::Keeping;
 use crate::marks::Marks;
-use crate::server::Server;
+use crate::server::FileServer;
 use crate::stale;
 
 /// See the module.
 pub struct FuseFrontEnd {
     dir: PathBuf,
     memory: Arc<MemoryBudget>,
-    board: Arc<Board>,
+    board: Arc<ChannelBoard>,
     keeping: Keeping,
     marks: Marks,
     /// Requests come through io_uring where the kernel allows it.
@@ -45,7 +45,7 @@ pub struct FuseFrontEnd {
 struct State {
     /// The directory, locked, if it has been needed.
     lock: Option<File>,
-    exports: BTreeMap<String, Arc<Export>>,
+    exports: BTreeMap<String, Arc<ExportedFile>>,
     /// Exports of the previous program whose volumes are not served yet.
     left: BTreeMap<String, LeftExport>,
 }
@@ -140,7 +140,7 @@ impl FrontEnd for FuseFrontEnd {
         ring: &Rc<Ring>,
         exports: Rc<dyn Exports>,
     ) -> Box<dyn LaneFrontEnd> {
-        Box::new(Server::serve(lane, ring, exports, &self.board, &self.memory))
+        Box::new(FileServer::serve(lane, ring, exports, &self.board, &self.memory))
     }
 
     fn check(&self) -> Result<(), ExportError> {
@@ -154,12 +154,12 @@ impl FrontEnd for FuseFrontEnd {
         let left = self.state.lock().left.remove(volume);
         if let Some(left) = left {
             if left.mark.is_there() && self.keeping.revive(volume, &left) {
-                let export = Export::resume(&self.dir, volume, left, self.tools())?;
+                let export = ExportedFile::resume(&self.dir, volume, left, self.tools())?;
                 tracing::info!(volume, device = %export.number().path().display(), "served again");
                 self.state.lock().exports.insert(volume.to_owned(), Arc::new(export));
                 return Ok(());
             }
-            Export::abandon(&self.dir, volume, left, self.tools());
+            ExportedFile::abandon(&self.dir, volume, left, self.tools());
         }
         let known = self.state.lock().exports.get(volume).cloned();
         if let Some(export) = known {
@@ -178,7 +178,7 @@ impl FrontEnd for FuseFrontEnd {
                 "its requests do not come through io_uring, which the kernel does not offer for FUSE: it takes Linux 6.14 and 'echo Y >/sys/module/fuse/parameters/enable_uring'"
             );
         }
-        let export = Export::begin(&self.dir, volume, self.tools(), io_uring)?;
+        let export = ExportedFile::begin(&self.dir, volume, self.tools(), io_uring)?;
         tracing::info!(volume, device = %export.number().path().display(), "exported");
         self.state.lock().exports.insert(volume.to_owned(), Arc::new(export));
         Ok(())
@@ -196,7 +196,7 @@ impl FrontEnd for FuseFrontEnd {
             let left = state.left.remove(volume);
             drop(state);
             if let Some(left) = left {
-                Export::abandon(&self.dir, volume, left, self.tools());
+                ExportedFile::abandon(&self.dir, volume, left, self.tools());
             }
         }
         let known = self.state.lock().exports.get(volume).cloned();

@@ -19,7 +19,7 @@ const READ_ONLY: &str = "attach-read-only";
 
 /// One task of the helper.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Task {
+pub enum LoopTask {
     /// Attach a loop device to a file.
     Attach {
         /// The file.
@@ -43,16 +43,16 @@ pub enum Task {
     },
 }
 
-impl Task {
+impl LoopTask {
     /// Returns the arguments behind the verb.
     fn arguments(&self) -> [OsString; 4] {
         let flag = |set: bool, word: &str| if set { word.into() } else { "".into() };
         match self {
-            Task::Attach { file, sector, read_only, names } => {
+            LoopTask::Attach { file, sector, read_only, names } => {
                 let word = if *read_only { READ_ONLY } else { READ_WRITE };
                 [word.into(), file.into(), sector.to_string().into(), names.into()]
             }
-            Task::Detach { number, sequence, force } => {
+            LoopTask::Detach { number, sequence, force } => {
                 let sequence = sequence.map_or_else(String::new, |sequence| sequence.to_string());
                 let number = number.0.to_string();
                 ["detach".into(), number.into(), flag(*force, "force"), sequence.into()]
@@ -68,7 +68,7 @@ impl Task {
         match (word, flag) {
             (READ_WRITE | READ_ONLY, sector) => {
                 let (file, sector) = (what.into(), sector.parse().ok()?);
-                Some(Task::Attach {
+                Some(LoopTask::Attach {
                     file,
                     sector,
                     read_only: word == READ_ONLY,
@@ -81,7 +81,7 @@ impl Task {
                     "" => None,
                     text => Some(text.parse().ok()?),
                 };
-                Some(Task::Detach { number, sequence, force: !flag.is_empty() })
+                Some(LoopTask::Detach { number, sequence, force: !flag.is_empty() })
             }
             _ => None,
         }
@@ -93,10 +93,10 @@ impl Task {
     /// That of the system.
     pub fn execute(&self) -> io::Result<u32> {
         let number = match self {
-            Task::Attach { file, sector, read_only, names } => {
+            LoopTask::Attach { file, sector, read_only, names } => {
                 attach(file, *sector, *read_only, names)
             }
-            Task::Detach { number, sequence, force } => detach(*number, *sequence, *force),
+            LoopTask::Detach { number, sequence, force } => detach(*number, *sequence, *force),
         };
         number.map(|number| number.0)
     }
@@ -158,28 +158,28 @@ mod tests {
     fn tasks_read_back() {
         let number = LoopNumber(12);
         for task in [
-            Task::Attach {
+            LoopTask::Attach {
                 file: "/run/x y".into(),
                 sector: 512,
                 read_only: false,
                 names: "/run/n".into(),
             },
-            Task::Attach {
+            LoopTask::Attach {
                 file: "/run/x".into(),
                 sector: 4096,
                 read_only: true,
                 names: "/run/n m".into(),
             },
-            Task::Detach { number, sequence: None, force: false },
-            Task::Detach { number, sequence: Some(u64::MAX), force: true },
+            LoopTask::Detach { number, sequence: None, force: false },
+            LoopTask::Detach { number, sequence: Some(u64::MAX), force: true },
         ] {
-            assert_eq!(Task::parse(&task.arguments()), Some(task));
+            assert_eq!(LoopTask::parse(&task.arguments()), Some(task));
         }
         for bad in
             [["attach", "/x", "force", "/n"], ["detach", "x", "", "1"], ["detach", "1", "", "x"]]
         {
-            assert_eq!(Task::parse(&bad.map(Into::into)), None);
+            assert_eq!(LoopTask::parse(&bad.map(Into::into)), None);
         }
-        assert_eq!(Task::parse(&[]), None);
+        assert_eq!(LoopTask::parse(&[]), None);
     }
 }

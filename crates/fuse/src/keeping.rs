@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use forebay_device::fuse::resend;
 use forebay_engine::DescriptorStore;
-use forebay_export::{Identify, Identity};
+use forebay_export::{Identify, VolumeIdentity};
 
 use crate::inherited::{CONNECTION, LeftExport};
 
@@ -47,7 +47,7 @@ impl Keeping {
 
     /// Returns the identity of a volume for the next daemon.
     fn lasting(&self, volume: &str) -> Option<String> {
-        (self.identify)(volume).and_then(Identity::lasting)
+        (self.identify)(volume).and_then(VolumeIdentity::lasting)
     }
 
     /// Has the connections of a volume closed.
@@ -71,7 +71,7 @@ impl Keeping {
         let Some(connection) = left.connections.first() else { return false };
         let own = (self.identify)(volume);
         let is_own = match left.kept {
-            true => own.and_then(Identity::lasting) == left.identity,
+            true => own.and_then(VolumeIdentity::lasting) == left.identity,
             false => own.map(|own| own.text) == left.identity,
         };
         if !is_own {
@@ -120,7 +120,7 @@ mod tests {
     fn a_file_is_served_again_for_its_own_volume_only() {
         for (lasts, kept) in [(true, false), (false, false), (false, true)] {
             let identify = move |volume: &str| {
-                (volume == "v").then(|| Identity { text: "of v".to_owned(), lasts })
+                (volume == "v").then(|| VolumeIdentity { text: "of v".to_owned(), lasts })
             };
             let keeping = Keeping::new(None, Box::new(identify));
             let revives = |volume: &str, identity: Option<&str>| {

@@ -1,4 +1,4 @@
-//! Parses requests of the kernel: bytes to a [`Request`], with every length checked. Pure.
+//! Parses requests of the kernel: bytes to a [`FuseRequest`], with every length checked. Pure.
 
 use rustix::fs::OFlags;
 use zerocopy::FromBytes;
@@ -13,7 +13,7 @@ pub struct RequestId(pub u64);
 
 /// The operation that the kernel requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Request {
+pub enum FuseRequest {
     /// Negotiate.
     Init {
         /// The kernel's version.
@@ -90,7 +90,7 @@ pub struct Message {
     /// The node that it is about.
     pub node: u64,
     /// The requested operation.
-    pub request: Request,
+    pub request: FuseRequest,
 }
 
 /// Why bytes are not a request.
@@ -172,32 +172,32 @@ fn message_of(
 
 /// Parses the part behind the header, with `data` bytes elsewhere or at its end; `None`: it is too
 /// short, or the length of the data differs from the one that it gives.
-fn request(number: u32, body: &[u8], data: Option<usize>) -> Option<Request> {
+fn request(number: u32, body: &[u8], data: Option<usize>) -> Option<FuseRequest> {
     Some(match number {
         opcode::INIT => {
             let (init, rest) = InitIn::read_from_prefix(body).ok()?;
             let InitIn { major, minor, max_readahead, flags } = init;
             let more = rest.first_chunk().filter(|_| flags & wire::init_flag::MORE != 0);
             let more = u32::from_ne_bytes(more.copied().unwrap_or_default());
-            Request::Init { major, minor, max_readahead, flags, more }
+            FuseRequest::Init { major, minor, max_readahead, flags, more }
         }
-        opcode::LOOKUP => Request::Lookup,
-        opcode::GETATTR => Request::GetAttr,
+        opcode::LOOKUP => FuseRequest::Lookup,
+        opcode::GETATTR => FuseRequest::GetAttr,
         opcode::SETATTR => {
             let (set, _) = SetAttrIn::read_from_prefix(body).ok()?;
             // Handle and lock owner identify the sender; they are not attributes.
             const WHO: u32 = 1 << 6 | 1 << 9;
             let size_alone = set.valid & !WHO == wire::SETATTR_SIZE;
-            Request::SetAttr { size: size_alone.then_some(set.size) }
+            FuseRequest::SetAttr { size: size_alone.then_some(set.size) }
         }
         opcode::OPEN => {
             let (open, _) = OpenIn::read_from_prefix(body).ok()?;
             let access = OFlags::from_bits_retain(open.flags) & OFlags::RWMODE;
-            Request::Open { writes: access != OFlags::RDONLY }
+            FuseRequest::Open { writes: access != OFlags::RDONLY }
         }
         opcode::READ => {
             let (read, _) = ReadIn::read_from_prefix(body).ok()?;
-            Request::Read { offset: read.offset, len: read.size }
+            FuseRequest::Read { offset: read.offset, len: read.size }
         }
         opcode::WRITE => {
             let (write, behind) = WriteIn::read_from_prefix(body).ok()?;
@@ -205,20 +205,20 @@ fn request(number: u32, body: &[u8], data: Option<usize>) -> Option<Request> {
                 return None;
             }
             let durable = write.flags & OFlags::DSYNC.bits() != 0;
-            Request::Write { offset: write.offset, len: write.size, durable }
+            FuseRequest::Write { offset: write.offset, len: write.size, durable }
         }
-        opcode::STATFS => Request::StatFs,
-        opcode::RELEASE => Request::Release,
-        opcode::FSYNC => Request::Fsync,
-        opcode::FLUSH => Request::Flush,
+        opcode::STATFS => FuseRequest::StatFs,
+        opcode::RELEASE => FuseRequest::Release,
+        opcode::FSYNC => FuseRequest::Fsync,
+        opcode::FLUSH => FuseRequest::Flush,
         opcode::FALLOCATE => {
             let (change, _) = FallocateIn::read_from_prefix(body).ok()?;
             let FallocateIn { offset, len, mode, .. } = change;
-            Request::Fallocate { offset, len, mode }
+            FuseRequest::Fallocate { offset, len, mode }
         }
-        opcode::DESTROY => Request::Destroy,
-        opcode::FORGET | opcode::BATCH_FORGET | opcode::NOTIFY_REPLY => Request::Notice,
-        _ => Request::Unknown,
+        opcode::DESTROY => FuseRequest::Destroy,
+        opcode::FORGET | opcode::BATCH_FORGET | opcode::NOTIFY_REPLY => FuseRequest::Notice,
+        _ => FuseRequest::Unknown,
     })
 }
 

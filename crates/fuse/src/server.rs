@@ -14,7 +14,7 @@ use forebay_lane::{Lane, MemoryBudget, MemoryUse, Signal, either};
 use rustix::process::{getegid, geteuid};
 
 use crate::answer::FileFacts;
-use crate::board::{Board, Connection, Post};
+use crate::board::{ChannelBoard, Connection, Post};
 use crate::channel::{CHANNEL_BYTES, Channel, Queues};
 use crate::inherited;
 
@@ -23,7 +23,7 @@ use crate::inherited;
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// State that the tasks of a lane share.
-struct Shared {
+struct FileServerState {
     served: LaneServed<Post, Channel>,
     budget: Arc<MemoryBudget>,
     /// Connections for the next program.
@@ -31,7 +31,7 @@ struct Shared {
     ended: Signal,
 }
 
-impl Shared {
+impl FileServerState {
     /// Waits until no channel is served any more, at most for [`DRAIN`].
     async fn all_ended(&self) {
         let ended = async {
@@ -52,20 +52,20 @@ impl Shared {
 }
 
 /// See the module.
-pub(crate) struct Server {
-    shared: Rc<Shared>,
+pub(crate) struct FileServer {
+    shared: Rc<FileServerState>,
 }
 
-impl Server {
+impl FileServer {
     /// Serves the connections that come through `board` on the calling lane.
     pub(crate) fn serve(
         lane: &Rc<Lane>,
         ring: &Rc<Ring>,
         exports: Rc<dyn Exports>,
-        board: &Arc<Board>,
+        board: &Arc<ChannelBoard>,
         budget: &Arc<MemoryBudget>,
     ) -> Self {
-        let shared = Rc::new(Shared {
+        let shared = Rc::new(FileServerState {
             served: LaneServed::join(lane, ring, exports, board, budget),
             budget: budget.clone(),
             left: RefCell::default(),
@@ -73,11 +73,11 @@ impl Server {
         });
         let taking = shared.clone();
         lane.spawn(async move { taking.served.take_posts(|post| take(&taking, post)).await });
-        Server { shared }
+        FileServer { shared }
     }
 }
 
-fn take(shared: &Rc<Shared>, post: Post) {
+fn take(shared: &Rc<FileServerState>, post: Post) {
     match post {
         Post::Serve(connection) => begin(shared, connection),
         Post::Close(volume) => shared.each_of(&volume, Channel::close),
@@ -99,7 +99,7 @@ fn facts(target: &dyn BlockService, outlives: bool, io_uring: bool) -> FileFacts
 }
 
 /// Begins to serve a connection. If that is impossible, it is closed.
-fn begin(shared: &Rc<Shared>, connection: Connection) {
+fn begin(shared: &Rc<FileServerState>, connection: Connection) {
     let Connection { volume, fd, outlives, queues, begun, ended } = connection;
     let Some(target) = shared.served.exports.open(&volume) else { return };
     let bytes = CHANNEL_BYTES + queues.as_ref().map_or(0, Queues::bytes);
@@ -118,7 +118,7 @@ fn begin(shared: &Rc<Shared>, connection: Connection) {
     }
     let shared = shared.clone();
     lane.spawn(async move {
-        let end = AtEnd { shared: &shared, channel: &channel, bytes };
+        let end = ChannelGuard { shared: &shared, channel: &channel, bytes };
         channel.serve().await;
         if let Some(descriptor) = channel.left() {
             let item = inherited::connection(channel.name(), descriptor);
@@ -132,14 +132,14 @@ fn begin(shared: &Rc<Shared>, connection: Connection) {
 }
 
 /// Removes a channel on drop, also when its task panics.
-struct AtEnd<'a> {
-    shared: &'a Shared,
+struct ChannelGuard<'a> {
+    shared: &'a FileServerState,
     channel: &'a Rc<Channel>,
     /// Its memory.
     bytes: u64,
 }
 
-impl Drop for AtEnd<'_> {
+impl Drop for ChannelGuard<'_> {
     fn drop(&mut self) {
         self.channel.let_go();
         self.shared.served.remove(Rc::as_ptr(self.channel));
@@ -148,7 +148,7 @@ impl Drop for AtEnd<'_> {
     }
 }
 
-impl LaneFrontEnd for Server {
+impl LaneFrontEnd for FileServer {
     fn dismiss(&self, volume: &str) {
         self.shared.each_of(volume, Channel::let_go);
     }

@@ -13,7 +13,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
 };
 
-use crate::message::{Answer, Request, answers, attribute, u16_at};
+use crate::message::{Answer, NetlinkRequest, answers, attribute, u16_at};
 
 /// Protection against a hang: the kernel has answered when a request is sent.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -93,13 +93,13 @@ impl Control {
         Ok(control)
     }
 
-    fn request(&self, command: u8, version: u8) -> Request {
+    fn request(&self, command: u8, version: u8) -> NetlinkRequest {
         self.sequence.set(self.sequence.get().wrapping_add(1));
-        Request::new(self.family, command, version, self.sequence.get())
+        NetlinkRequest::new(self.family, command, version, self.sequence.get())
     }
 
     /// Makes a request; returns the attributes of the answer.
-    fn ask(&self, request: Request) -> io::Result<Vec<u8>> {
+    fn ask(&self, request: NetlinkRequest) -> io::Result<Vec<u8>> {
         let bytes = request.finish();
         sendto(&self.socket, &bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
         let (mut attributes, mut buf) = (Vec::new(), vec![0; MOST]);
@@ -161,7 +161,7 @@ impl Control {
     }
 }
 
-fn with_socket(request: Request, socket: BorrowedFd<'_>) -> Request {
+fn with_socket(request: NetlinkRequest, socket: BorrowedFd<'_>) -> NetlinkRequest {
     let number = socket.as_fd().as_raw_fd().unsigned_abs();
     request.with_nested(nbd::SOCKETS, |all| {
         all.with_nested(nbd::SOCK_ITEM, |item| item.with_u32(nbd::SOCK_FD, number))

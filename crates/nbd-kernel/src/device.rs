@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use crate::control::{Control, NewDevice};
 use crate::errors::{no_socket, refused};
-use crate::handshake::{Export, agree};
+use crate::handshake::{KernelExport, agree};
 use crate::helper::{Step, Task};
 use crate::lanes::Word;
 use crate::sysfs::{flushes, has_mark, identifier, path, size, unused};
@@ -54,7 +54,7 @@ impl Shop {
     pub(crate) fn make(&self, of: &Publication<'_>) -> Result<Made<()>, ExportError> {
         let (volume, mark, survives) = (of.volume, of.note.mark, of.note.survives());
         let control = Control::open().map_err(refused)?;
-        let (socket, Export { size, flags, sector }) =
+        let (socket, KernelExport { size, flags, sector }) =
             self.dial(volume, survives.then_some(OutlivingDevice { mark, flushes: true }))?;
         let patience = if survives { ABSENCE } else { NO_ABSENCE };
         let text = identifier(mark);
@@ -156,7 +156,7 @@ impl Shop {
         &self,
         volume: &str,
         device: Option<OutlivingDevice>,
-    ) -> Result<(UnixStream, Export), ExportError> {
+    ) -> Result<(UnixStream, KernelExport), ExportError> {
         let socket = self.server.socket.as_ref().ok_or_else(no_socket)?;
         let dialled = || {
             let mut stream = UnixStream::connect(socket)?;

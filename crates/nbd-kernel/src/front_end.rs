@@ -22,7 +22,7 @@ use crate::control::Control;
 use crate::device::{NbdServer, Shop};
 use crate::errors::{no_socket, refused};
 use crate::helper::{Step, Task};
-use crate::lanes::Server;
+use crate::lanes::NbdKernelLane;
 use crate::sysfs::{find, has_mark, path};
 use crate::watch::watch;
 
@@ -53,7 +53,7 @@ impl Driver for NbdKernel {
     type Own = ();
 
     fn join(&self, lane: &Rc<Lane>, _: &Rc<Ring>, _: Rc<dyn Exports>) -> Box<dyn LaneFrontEnd> {
-        Box::new(Server::serve(lane, &self.shop.word))
+        Box::new(NbdKernelLane::serve(lane, &self.shop.word))
     }
 
     fn check(&self) -> Result<(), ExportError> {

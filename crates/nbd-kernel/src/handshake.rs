@@ -18,7 +18,7 @@ const KNOWN: u16 = transmission_flag::HAS_FLAGS
 
 /// The server's information about an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Export {
+pub struct KernelExport {
     /// Bytes.
     pub size: u64,
     /// Transmission flags for the kernel.
@@ -36,7 +36,7 @@ pub fn agree(
     stream: &mut (impl Read + Write),
     volume: &str,
     device: Option<OutlivingDevice>,
-) -> io::Result<Export> {
+) -> io::Result<KernelExport> {
     let mut agree = || {
         greet(stream)?;
         if let Some(device) = device
@@ -48,7 +48,7 @@ pub fn agree(
         go(stream, volume, &[])
     };
     match agree() {
-        Ok(export) => Ok(Export {
+        Ok(export) => Ok(KernelExport {
             size: export.size,
             flags: export.flags & KNOWN,
             sector: export.least.max(SECTOR_SIZE as u32),
@@ -66,7 +66,7 @@ mod tests {
     use std::rc::Rc;
 
     use forebay_engine::BlockService;
-    use forebay_nbd::handshake::{Handshake, Progress, Security};
+    use forebay_nbd::handshake::{Handshake, HandshakeStep, Security};
     use forebay_nbd::null::{ExportList, NullTarget};
 
     use super::*;
@@ -107,7 +107,7 @@ mod tests {
             let (consumed, progress) =
                 self.handshake.advance(&self.received, &self.exports, &mut self.replies);
             self.received.drain(..consumed);
-            if let Progress::Start(start) = progress {
+            if let HandshakeStep::Start(start) = progress {
                 self.started = Some(start.session.device);
             }
             Ok(bytes.len())
@@ -141,7 +141,7 @@ mod tests {
         ] {
             let mut server = Served::new();
             let export = agree(&mut server, volume, device).expect("agreed");
-            assert_eq!(export, Export { size: 1 << 20, flags, sector: 512 });
+            assert_eq!(export, KernelExport { size: 1 << 20, flags, sector: 512 });
             assert_eq!(server.started, Some(device));
             assert!(server.replies.is_empty() && server.received.is_empty());
         }

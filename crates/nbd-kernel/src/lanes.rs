@@ -41,16 +41,16 @@ impl Word {
 }
 
 /// A lane.
-pub(crate) struct Server {
+pub(crate) struct NbdKernelLane {
     word: Arc<Word>,
     stopping: Rc<Cell<bool>>,
 }
 
-impl Server {
+impl NbdKernelLane {
     pub(crate) fn serve(lane: &Rc<Lane>, word: &Arc<Word>) -> Self {
         let stopping = Rc::<Cell<bool>>::default();
         lane.spawn(wait_for_device(word.clone(), stopping.clone()));
-        Server { word: word.clone(), stopping }
+        NbdKernelLane { word: word.clone(), stopping }
     }
 
     fn stop(&self) {
@@ -74,7 +74,7 @@ async fn wait_for_device(word: Arc<Word>, stopping: Rc<Cell<bool>>) {
     flush_for_kernel();
 }
 
-impl LaneFrontEnd for Server {
+impl LaneFrontEnd for NbdKernelLane {
     fn dismiss(&self, _volume: &str) {}
 
     fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>> {

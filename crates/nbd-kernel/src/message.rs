@@ -24,9 +24,9 @@ const ATTRIBUTE_FLAGS: u16 = NESTED | 1 << 14;
 
 /// A request.
 #[derive(Clone, Debug)]
-pub struct Request(Vec<u8>);
+pub struct NetlinkRequest(Vec<u8>);
 
-impl Request {
+impl NetlinkRequest {
     /// Begins a request for `command` of a family.
     pub fn new(family: u16, command: u8, version: u8, sequence: u32) -> Self {
         let mut bytes = vec![0; ALIGN];
@@ -36,7 +36,7 @@ impl Request {
         // The kernel fills in the sender.
         bytes.extend([0; 4]);
         bytes.extend([command, version, 0, 0]);
-        Request(bytes)
+        NetlinkRequest(bytes)
     }
 
     /// Adds an attribute.
@@ -70,8 +70,12 @@ impl Request {
 
     /// Adds an attribute that consists of those of `inner`.
     #[must_use]
-    pub fn with_nested(self, kind: u16, inner: impl FnOnce(Request) -> Request) -> Self {
-        let content = inner(Request(Vec::new())).0;
+    pub fn with_nested(
+        self,
+        kind: u16,
+        inner: impl FnOnce(NetlinkRequest) -> NetlinkRequest,
+    ) -> Self {
+        let content = inner(NetlinkRequest(Vec::new())).0;
         self.with(kind | NESTED, &content)
     }
 
@@ -150,7 +154,7 @@ mod tests {
 
     #[test]
     fn attributes_read_back_and_are_aligned() {
-        let request = Request::new(0x1c, 3, 1, 9)
+        let request = NetlinkRequest::new(0x1c, 3, 1, 9)
             .with_u32(1, 7)
             .with_text(10, "abcd")
             .with_nested(7, |all| all.with_nested(1, |item| item.with_u32(1, 5)))

@@ -22,13 +22,13 @@ use crate::inbox;
 use crate::limits::{Limits, Place};
 use crate::outbox::{self, Batch, Finished, STATUS_MAX};
 use crate::status::{EXTENTS_MAX, Query};
-use crate::transmission::{Command, Kind, Refusal, Session, waiting};
+use crate::transmission::{Command, Refusal, RequestEffect, Session, waiting};
 use crate::wire::socket::Socket;
 use crate::wire::{ErrorCode, ReplyTo, SMALL_REPLY_MAX};
 
 /// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum IntakePhase {
     /// Requests are accepted.
     Open,
     /// Requests that have been received are executed; then the connection is handed over.
@@ -56,7 +56,7 @@ impl From<bool> for Admission {
 }
 
 /// A request that is in flight in the engine.
-struct InFlight {
+struct PendingReply {
     to: ReplyTo,
     len: u64,
     read: bool,
@@ -75,10 +75,10 @@ pub(crate) struct Connection {
     /// Held until the last request in flight has ended; otherwise clients that reconnect could hold
     /// more memory than those that stay.
     place: Place,
-    phase: Cell<Phase>,
+    phase: Cell<IntakePhase>,
     batch: RefCell<Batch>,
     finished: RefCell<VecDeque<Finished>>,
-    in_flight: RefCell<Tags<InFlight>>,
+    in_flight: RefCell<Tags<PendingReply>>,
     /// Bytes of memory held by its requests.
     held: Cell<u64>,
     /// The part of `held` reserved for the next request, which has not begun.
@@ -112,7 +112,7 @@ impl Connection {
             finder,
             memory,
             place,
-            phase: Cell::new(Phase::Open),
+            phase: Cell::new(IntakePhase::Open),
             batch: RefCell::new(Batch::new(session.headers, outbox::SMALL)),
             finished: RefCell::default(),
             in_flight: RefCell::default(),
@@ -125,19 +125,19 @@ impl Connection {
         })
     }
 
-    pub(crate) fn phase(&self) -> Phase {
+    pub(crate) fn phase(&self) -> IntakePhase {
         self.phase.get()
     }
 
     /// Whether requests are executed.
     fn is_open(&self) -> bool {
-        matches!(self.phase.get(), Phase::Open | Phase::HandingOver)
+        matches!(self.phase.get(), IntakePhase::Open | IntakePhase::HandingOver)
     }
 
     /// Stops receiving at the end of a request.
     pub(crate) fn hand_over(&self) {
-        if self.phase.get() == Phase::Open {
-            self.phase.set(Phase::HandingOver);
+        if self.phase.get() == IntakePhase::Open {
+            self.phase.set(IntakePhase::HandingOver);
             self.socket.cancel_receive();
         }
     }
@@ -145,7 +145,7 @@ impl Connection {
     /// Stops accepting requests, and answers those in flight.
     pub(crate) fn drain(&self) {
         if self.is_open() {
-            self.phase.set(Phase::Draining);
+            self.phase.set(IntakePhase::Draining);
         }
         self.to_send.raise();
         self.room.raise();
@@ -153,7 +153,7 @@ impl Connection {
 
     /// Closes the connection at once. Requests in flight complete without a reply.
     pub(crate) fn kill(&self) {
-        self.phase.set(Phase::Dead);
+        self.phase.set(IntakePhase::Dead);
         for finished in std::mem::take(&mut *self.finished.borrow_mut()) {
             self.release(finished.held);
         }
@@ -263,7 +263,7 @@ impl Connection {
     pub(crate) async fn admit_command(&self, command: &Command) -> Admission {
         let Command { kind, offset, len, .. } = *command;
         // The answer is not known yet: see `answer_status`.
-        let Kind::Volume { op, .. } = kind else { return self.is_open().into() };
+        let RequestEffect::Volume { op, .. } = kind else { return self.is_open().into() };
         let memory = self.target.memory(op, offset, len);
         if !self.memory.budget().can_have(memory) {
             let message = "the daemon's memory is too small for this request; raise --memory-limit";
@@ -307,8 +307,8 @@ impl Connection {
         let Command { kind, offset, len, .. } = *command;
         let to = command.to();
         let (op, survives) = match kind {
-            Kind::BlockStatus { .. } => return,
-            Kind::Volume { op, survives, .. } => (op, survives),
+            RequestEffect::BlockStatus { .. } => return,
+            RequestEffect::Volume { op, survives, .. } => (op, survives),
         };
         let data = match op {
             // Empty requests need nothing from the volume.
@@ -363,7 +363,8 @@ impl Connection {
         data: IoBuf,
         sink: &Rc<dyn CompletionSink>,
     ) {
-        let buffered = matches!(command.kind, Kind::Volume { survives: Survives::Nothing, .. });
+        let buffered =
+            matches!(command.kind, RequestEffect::Volume { survives: Survives::Nothing, .. });
         if buffered && let Some(result) = self.target.write_now(command.offset, &data) {
             self.batch.borrow_mut().put_result(command.to(), result);
             return;
@@ -372,14 +373,18 @@ impl Connection {
     }
 
     fn submit(&self, command: &Command, data: Option<IoBuf>, sink: &Rc<dyn CompletionSink>) {
-        let Command { kind: Kind::Volume { op, survives, fast, no_hole }, offset, len, .. } =
-            *command
+        let Command {
+            kind: RequestEffect::Volume { op, survives, fast, no_hole },
+            offset,
+            len,
+            ..
+        } = *command
         else {
             return;
         };
         let read = op == Op::Read;
         let held = self.granted.take();
-        let request = InFlight { to: command.to(), len, read, held };
+        let request = PendingReply { to: command.to(), len, read, held };
         let tag = self.in_flight.borrow_mut().add(request);
         self.target.submit(Request { tag, op, offset, len, survives, fast, no_hole, data }, sink);
     }
@@ -462,7 +467,7 @@ impl CompletionSink for Connection {
             debug_assert!(false, "a request completes twice");
             return;
         };
-        if self.phase.get() == Phase::Dead {
+        if self.phase.get() == IntakePhase::Dead {
             self.release(request.held);
             return;
         }
@@ -474,7 +479,7 @@ impl CompletionSink for Connection {
             self.release(request.held);
             return;
         }
-        let InFlight { to, len, read, held } = request;
+        let PendingReply { to, len, read, held } = request;
         let (result, data) = match (read && result.is_ok(), data) {
             (false, _) => (result, None),
             (true, Some(mut data)) if data.len() as u64 >= len => {

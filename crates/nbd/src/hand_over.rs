@@ -257,7 +257,7 @@ impl Inherited {
 mod tests {
     use std::os::unix::net::UnixStream;
 
-    use forebay_export::Identity;
+    use forebay_export::VolumeIdentity;
 
     use super::*;
     use crate::null::{ExportList, NullTarget};
@@ -286,8 +286,9 @@ mod tests {
             (None, None, true, false),
         ] {
             let now = text(of_served);
-            let identify: Identify =
-                Box::new(move |_: &str| now.clone().map(|text| Identity { text, lasts: true }));
+            let identify: Identify = Box::new(move |_: &str| {
+                now.clone().map(|text| VolumeIdentity { text, lasts: true })
+            });
             let item = HandedOver { identity: text(of_client), ..left("v", Session::default()) };
             let inherited = Inherited::new(vec![item], &Outliving::default(), identify);
             assert_eq!(

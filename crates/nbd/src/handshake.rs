@@ -29,7 +29,7 @@ const REPLIES_HIGH: usize = 16 << 10;
 const PADDING: [u8; 124] = [0; 124];
 
 /// The caller's next step.
-pub enum Progress {
+pub enum HandshakeStep {
     /// Receive more.
     Receive,
     /// Send the replies, then advance again on the rest of the input.
@@ -146,16 +146,16 @@ impl Handshake {
         input: &[u8],
         exports: &dyn Exports,
         replies: &mut Vec<u8>,
-    ) -> (usize, Progress) {
+    ) -> (usize, HandshakeStep) {
         let mut rest = input;
         let progress = loop {
             if replies.len() >= REPLIES_HIGH {
-                break Progress::Send;
+                break HandshakeStep::Send;
             }
             match self.step(&mut rest, exports, replies) {
-                Some(Progress::Send) => {}
+                Some(HandshakeStep::Send) => {}
                 Some(progress) => break progress,
-                None => break Progress::Receive,
+                None => break HandshakeStep::Receive,
             }
         };
         (input.len() - rest.len(), progress)
@@ -167,7 +167,7 @@ impl Handshake {
         rest: &mut &[u8],
         exports: &dyn Exports,
         replies: &mut Vec<u8>,
-    ) -> Option<Progress> {
+    ) -> Option<HandshakeStep> {
         match self.state {
             State::ClientFlags => {
                 let (flags, after) = U32::read_from_prefix(rest).ok()?;
@@ -188,12 +188,12 @@ impl Handshake {
                 };
                 refuse(replies, option, refused);
                 self.state = State::Option;
-                Some(Progress::Send)
+                Some(HandshakeStep::Send)
             }
             State::Option => {
                 let (header, after) = OptionHeader::read_from_prefix(rest).ok()?;
                 if header.magic.get() != OPTION_MAGIC {
-                    return Some(Progress::Close(Reason::Magic));
+                    return Some(HandshakeStep::Close(Reason::Magic));
                 }
                 let (option, len) = (header.option.get(), header.len.get() as usize);
                 if len <= OPTION_DATA_MAX && after.len() < len {
@@ -201,18 +201,18 @@ impl Handshake {
                 }
                 self.options += 1;
                 if self.options > OPTIONS_MAX {
-                    return Some(Progress::Close(Reason::TooManyOptions));
+                    return Some(HandshakeStep::Close(Reason::TooManyOptions));
                 }
                 if option == option::EXPORT_NAME && len > NAME_MAX {
-                    return Some(Progress::Close(Reason::UnknownExport));
+                    return Some(HandshakeStep::Close(Reason::UnknownExport));
                 }
                 if !self.fixed && option != option::EXPORT_NAME {
-                    return Some(Progress::Close(Reason::NotFixed));
+                    return Some(HandshakeStep::Close(Reason::NotFixed));
                 }
                 if len > OPTION_DATA_MAX {
                     *rest = after;
                     self.state = State::Skip { option, left: len as u64 };
-                    return Some(Progress::Send);
+                    return Some(HandshakeStep::Send);
                 }
                 let (data, after) = after.split_at_checked(len)?;
                 *rest = after;
@@ -221,15 +221,15 @@ impl Handshake {
         }
     }
 
-    fn client_flags(&mut self, flags: u32) -> Progress {
+    fn client_flags(&mut self, flags: u32) -> HandshakeStep {
         let known = u32::from(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
         if flags & !known != 0 {
-            return Progress::Close(Reason::Flags(flags));
+            return HandshakeStep::Close(Reason::Flags(flags));
         }
         self.fixed = flags & u32::from(handshake_flag::FIXED_NEWSTYLE) != 0;
         self.padding = flags & u32::from(handshake_flag::NO_ZEROES) == 0;
         self.state = State::Option;
-        Progress::Send
+        HandshakeStep::Send
     }
 
     fn option(
@@ -238,23 +238,23 @@ impl Handshake {
         data: &[u8],
         exports: &dyn Exports,
         replies: &mut Vec<u8>,
-    ) -> Progress {
+    ) -> HandshakeStep {
         let outcome = match option {
             option::STARTTLS => match self.start_tls(data) {
                 Ok(()) => {
                     reply(replies, option, option_reply::ACK, &[]);
-                    return Progress::StartTls;
+                    return HandshakeStep::StartTls;
                 }
                 Err(refused) => Err(refused),
             },
             option::EXPORT_NAME if self.security == Security::Required => {
-                return Progress::Close(Reason::TlsRequired);
+                return HandshakeStep::Close(Reason::TlsRequired);
             }
             _ if self.security == Security::Required && option != option::ABORT => Err(NO_TLS),
             option::EXPORT_NAME => return self.export_name(data, exports, replies),
             option::ABORT => {
                 reply(replies, option, option_reply::ACK, &[]);
-                return Progress::Close(Reason::Abort);
+                return HandshakeStep::Close(Reason::Abort);
             }
             option::LIST => list(data, exports, replies),
             option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => self.headers(option, data),
@@ -270,7 +270,7 @@ impl Handshake {
             option::INFO | option::GO => match self.describe(option, data, exports, replies) {
                 Ok(start) if option == option::GO => {
                     reply(replies, option, option_reply::ACK, &[]);
-                    return Progress::Start(start);
+                    return HandshakeStep::Start(start);
                 }
                 Ok(_) => Ok(()),
                 Err(refused) => Err(refused),
@@ -281,7 +281,7 @@ impl Handshake {
             Ok(()) => reply(replies, option, option_reply::ACK, &[]),
             Err(refused) => refuse(replies, option, refused),
         }
-        Progress::Send
+        HandshakeStep::Send
     }
 
     fn start_tls(&self, data: &[u8]) -> Result<(), Refused> {
@@ -311,13 +311,18 @@ impl Handshake {
         Ok(())
     }
 
-    fn export_name(&self, data: &[u8], exports: &dyn Exports, replies: &mut Vec<u8>) -> Progress {
+    fn export_name(
+        &self,
+        data: &[u8],
+        exports: &dyn Exports,
+        replies: &mut Vec<u8>,
+    ) -> HandshakeStep {
         if self.headers == Headers::Extended {
-            return Progress::Close(Reason::Extended);
+            return HandshakeStep::Close(Reason::Extended);
         }
         let found = std::str::from_utf8(data).ok().and_then(|name| find(name, exports));
         let Some((export, target)) = found else {
-            return Progress::Close(Reason::UnknownExport);
+            return HandshakeStep::Close(Reason::UnknownExport);
         };
         let start = self.start(export, target);
         replies.extend_from_slice(&start.session.size.to_be_bytes());
@@ -325,7 +330,7 @@ impl Handshake {
         if self.padding {
             replies.extend_from_slice(&PADDING);
         }
-        Progress::Start(start)
+        HandshakeStep::Start(start)
     }
 
     fn start(&self, export: String, target: Rc<dyn BlockService>) -> Start {

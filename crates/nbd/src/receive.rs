@@ -7,9 +7,9 @@ use forebay_device::IoBuf;
 use forebay_engine::CompletionSink;
 use rustix::io::Errno;
 
-use crate::connection::{Admission, Connection, Phase};
+use crate::connection::{Admission, Connection, IntakePhase};
 use crate::inbox::{Inbox, LARGE, window};
-use crate::transmission::{Command, Event, Kind, Parser, StreamError, waiting};
+use crate::transmission::{Command, Event, Parser, RequestEffect, StreamError, waiting};
 use crate::wire::ExtendedRequestHeader;
 use crate::wire::socket::STEP;
 
@@ -68,7 +68,7 @@ pub(crate) async fn receive_requests(
                         }
                         Admission::Refused(_) | Admission::Over => return Ok(Ended::Over),
                     }
-                    if let Kind::BlockStatus { one } = command.kind {
+                    if let RequestEffect::BlockStatus { one } = command.kind {
                         connection.flush();
                         if !connection.answer_status(&command, one).await {
                             return Ok(Ended::Over);
@@ -160,12 +160,12 @@ async fn receive_more(
     inbox: &mut Inbox,
 ) -> Result<Option<Ended>, ReceiveError> {
     match connection.phase() {
-        Phase::Open => {}
-        Phase::HandingOver if parser.is_between_requests() => {
+        IntakePhase::Open => {}
+        IntakePhase::HandingOver if parser.is_between_requests() => {
             return Ok(Some(Ended::BetweenRequests));
         }
-        Phase::HandingOver => {}
-        Phase::Draining | Phase::Dead => return Ok(Some(Ended::Over)),
+        IntakePhase::HandingOver => {}
+        IntakePhase::Draining | IntakePhase::Dead => return Ok(Some(Ended::Over)),
     }
     match inbox.receive(&connection.socket).await {
         // Bytes of an unfinished request are dropped.
@@ -201,7 +201,7 @@ async fn receive_payload(
     }
     while received < len {
         // More than the next program can put into a receive buffer is waited for.
-        if connection.phase() == Phase::HandingOver && received <= CARRIED {
+        if connection.phase() == IntakePhase::HandingOver && received <= CARRIED {
             let more = data.get(start.len()..received).unwrap_or_default();
             return Ok(Payload::Part(more.to_vec()));
         }
@@ -217,7 +217,8 @@ async fn receive_payload(
             Err(error) if Errno::from_io_error(&error) == Some(Errno::CANCELED) => true,
             Err(error) => return Err(error.into()),
         };
-        let goes_on = connection.phase() == Phase::HandingOver && (cancelled || received > before);
+        let goes_on =
+            connection.phase() == IntakePhase::HandingOver && (cancelled || received > before);
         if data.len() != len || (received < end && !goes_on) {
             return Ok(Payload::Lost);
         }

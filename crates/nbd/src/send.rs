@@ -1,18 +1,18 @@
 //! The sending task of a connection.
 
-use crate::connection::{Connection, Phase};
+use crate::connection::{Connection, IntakePhase};
 use crate::outbox::Batch;
 
 /// Sends replies until the connection is dead, or drained and idle, or sending fails.
 pub(crate) async fn send_replies(connection: &Connection) {
     let headers = connection.session.headers;
     let mut spare = Batch::new(headers, connection.batch_capacity());
-    while connection.phase() != Phase::Dead {
+    while connection.phase() != IntakePhase::Dead {
         let (batch, large) = match connection.take_outgoing(spare) {
             Ok(outgoing) => outgoing,
             Err(unused) => {
                 spare = unused;
-                if connection.phase() == Phase::Draining && connection.is_idle() {
+                if connection.phase() == IntakePhase::Draining && connection.is_idle() {
                     break;
                 }
                 connection.to_send.wait().await;
@@ -37,7 +37,7 @@ pub(crate) async fn send_replies(connection: &Connection) {
             return;
         }
     }
-    if connection.phase() != Phase::Dead {
+    if connection.phase() != IntakePhase::Dead {
         connection.socket.end_tls().await;
     }
 }

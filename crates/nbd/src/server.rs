@@ -57,11 +57,11 @@ fn connection_bytes(socket_buffer: usize, tls: bool) -> u64 {
 /// One client, from its acceptance to its end.
 struct Client {
     socket: Rc<Socket>,
-    phase: RefCell<Phase>,
+    phase: RefCell<ClientPhase>,
 }
 
 /// Phase of a client.
-enum Phase {
+enum ClientPhase {
     /// The client has not chosen an export.
     Handshake,
     /// The client holds this export; the last replies of the handshake are being sent.
@@ -76,34 +76,38 @@ impl Client {
     /// Dismisses the client after its requests in flight are answered.
     fn dismiss(&self) {
         match &*self.phase.borrow() {
-            Phase::Session(_, connection) => {
+            ClientPhase::Session(_, connection) => {
                 connection.drain();
                 self.socket.stop_receiving();
             }
-            Phase::Handshake | Phase::Agreed(_) | Phase::Over => self.socket.close(),
+            ClientPhase::Handshake | ClientPhase::Agreed(_) | ClientPhase::Over => {
+                self.socket.close()
+            }
         }
     }
 
     /// Has the client's connection handed over, if it has an export. The state of TLS cannot be.
     fn hand_over(&self) {
         match &*self.phase.borrow() {
-            Phase::Session(_, connection) if !self.socket.is_encrypted() => connection.hand_over(),
-            Phase::Session(_, connection) => {
+            ClientPhase::Session(_, connection) if !self.socket.is_encrypted() => {
+                connection.hand_over()
+            }
+            ClientPhase::Session(_, connection) => {
                 connection.drain();
                 self.socket.stop_receiving();
             }
-            Phase::Handshake | Phase::Agreed(_) | Phase::Over => {}
+            ClientPhase::Handshake | ClientPhase::Agreed(_) | ClientPhase::Over => {}
         }
     }
 
     fn in_handshake(&self) -> bool {
-        matches!(&*self.phase.borrow(), Phase::Handshake)
+        matches!(&*self.phase.borrow(), ClientPhase::Handshake)
     }
 
     fn holds(&self, export: &str) -> bool {
         match &*self.phase.borrow() {
-            Phase::Agreed(name) | Phase::Session(name, _) => name == export,
-            Phase::Handshake | Phase::Over => false,
+            ClientPhase::Agreed(name) | ClientPhase::Session(name, _) => name == export,
+            ClientPhase::Handshake | ClientPhase::Over => false,
         }
     }
 }
@@ -135,10 +139,10 @@ impl Refusals {
     }
 }
 
-struct Shared {
+struct ServerState {
     lane: Rc<Lane>,
     ring: Rc<Ring>,
-    /// All served exports; clients see those in [`Shared::open_to`].
+    /// All served exports; clients see those in [`ServerState::open_to`].
     exports: Rc<dyn Exports>,
     limits: Limits,
     count: ConnectionCount,
@@ -158,7 +162,7 @@ struct Shared {
 
 /// The NBD server of one lane.
 pub struct Server {
-    shared: Rc<Shared>,
+    shared: Rc<ServerState>,
     listeners: Vec<Arc<Listener>>,
 }
 
@@ -186,7 +190,7 @@ impl Server {
         count: ConnectionCount,
         inherited: &Arc<Inherited>,
     ) -> Self {
-        let shared = Rc::new(Shared {
+        let shared = Rc::new(ServerState {
             lane: lane.clone(),
             ring: ring.clone(),
             exports,
@@ -272,7 +276,7 @@ impl Server {
 
 /// Waits for a client. The server's hand-over ends the wait, and leaves clients to the next program
 /// that have not been accepted.
-async fn accept(shared: &Shared, fd: Arc<OwnedFd>) -> RingDone {
+async fn accept(shared: &ServerState, fd: Arc<OwnedFd>) -> RingDone {
     let mut leaving = pin!(shared.leaving.listen());
     let mut accepting = shared.ring.begin(RingOp::Accept { fd });
     let mut cancelled = false;
@@ -286,7 +290,11 @@ async fn accept(shared: &Shared, fd: Arc<OwnedFd>) -> RingDone {
     .await
 }
 
-async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>, inherited: Arc<Inherited>) {
+async fn accept_clients(
+    shared: Rc<ServerState>,
+    listener: Arc<Listener>,
+    inherited: Arc<Inherited>,
+) {
     let _end = AtEnd(|| {
         shared.accepting.set(shared.accepting.get() - 1);
         shared.ended.raise();
@@ -326,7 +334,7 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>, inherited: 
         }
         let bytes = handshake_bytes(listener.adopt(&fd), listener.tls().is_some());
         let (source, now) = (listener.source(&fd), shared.lane.now());
-        let client = shared.add(fd, Phase::Handshake);
+        let client = shared.add(fd, ClientPhase::Handshake);
         let socket = client.socket.descriptor();
         match shared.count.begin(&shared.limits, source, socket, bytes, now) {
             Ok(place) => {
@@ -341,7 +349,7 @@ async fn accept_clients(shared: Rc<Shared>, listener: Arc<Listener>, inherited: 
     }
 }
 
-impl Shared {
+impl ServerState {
     /// Returns the exports that take a client.
     fn open_to(&self, peer: Peer) -> Open {
         Open { exports: self.exports.clone(), sessions: self.count.sessions().clone(), peer }
@@ -360,7 +368,7 @@ impl Shared {
         }
     }
 
-    fn add(self: &Rc<Self>, fd: std::os::fd::OwnedFd, phase: Phase) -> Rc<Client> {
+    fn add(self: &Rc<Self>, fd: std::os::fd::OwnedFd, phase: ClientPhase) -> Rc<Client> {
         let socket = Rc::new(Socket::new(fd, self.ring.clone()));
         let client = Rc::new(Client { socket, phase: RefCell::new(phase) });
         let mut clients = self.clients.borrow_mut();
@@ -373,7 +381,7 @@ impl Shared {
     /// Ends a client's place among the others.
     fn end(&self, client: &Client) {
         client.socket.close();
-        if let Phase::Session(_, connection) = client.phase.replace(Phase::Over) {
+        if let ClientPhase::Session(_, connection) = client.phase.replace(ClientPhase::Over) {
             connection.kill();
         }
         self.live.set(self.live.get() - 1);
@@ -383,7 +391,7 @@ impl Shared {
 
 /// Takes over the previous program's clients whose volumes are served, about as many as any other
 /// lane.
-async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
+async fn resume_clients(shared: Rc<ServerState>, inherited: Arc<Inherited>) {
     let ends = || shared.stopping.get() || shared.handing_over.get();
     // Where an export takes any clients at all, a connection of this process is one.
     let open = shared.open_to(Peer::Own);
@@ -399,7 +407,7 @@ async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
                 continue;
             }
         };
-        let client = shared.add(descriptor, Phase::Agreed(export.clone()));
+        let client = shared.add(descriptor, ClientPhase::Agreed(export.clone()));
         let entered = shared.count.sessions().enter(&export, client.socket.descriptor());
         let Some(entered) = entered else {
             tracing::error!(
@@ -422,7 +430,7 @@ async fn resume_clients(shared: Rc<Shared>, inherited: Arc<Inherited>) {
 
 /// Drops clients whose requests hold memory that others wait for, and that neither take their
 /// replies nor finish sending a request.
-async fn drop_stalled(shared: Weak<Shared>) {
+async fn drop_stalled(shared: Weak<ServerState>) {
     loop {
         let Some((lane, pause)) =
             shared.upgrade().map(|shared| (shared.lane.clone(), shared.limits.stall / 5))
@@ -440,7 +448,7 @@ async fn drop_stalled(shared: Weak<Shared>) {
         };
         let clients: Vec<_> = shared.clients.borrow().iter().filter_map(Weak::upgrade).collect();
         for client in clients {
-            if let Phase::Session(export, connection) = &*client.phase.borrow()
+            if let ClientPhase::Session(export, connection) = &*client.phase.borrow()
                 && connection.is_stalled_since(Nanos(then))
             {
                 tracing::warn!(
@@ -456,7 +464,7 @@ async fn drop_stalled(shared: Weak<Shared>) {
 
 /// Serves a client that has just connected, until it leaves.
 async fn serve_client(
-    shared: Rc<Shared>,
+    shared: Rc<ServerState>,
     client: Rc<Client>,
     place: Handshaking,
     listener: Arc<Listener>,
@@ -480,7 +488,7 @@ async fn serve_client(
 }
 
 async fn transmit(
-    shared: &Rc<Shared>,
+    shared: &Rc<ServerState>,
     client: &Rc<Client>,
     start: Start,
     _entered: InSession,
@@ -498,7 +506,7 @@ async fn transmit(
     if inbox.is_large() {
         connection.grow();
     }
-    client.phase.replace(Phase::Session(export.clone(), connection.clone()));
+    client.phase.replace(ClientPhase::Session(export.clone(), connection.clone()));
     if shared.handing_over.get() {
         client.hand_over();
     }
@@ -533,7 +541,7 @@ async fn transmit(
         connection.kill();
     };
     with_deadline(&shared.lane, shared.limits.drain, sent.wait(), late).await;
-    client.phase.replace(Phase::Over);
+    client.phase.replace(ClientPhase::Over);
     if left && connection.is_idle() && client.socket.is_kept() {
         shared.leave(&client.socket, export, session, &inbox);
     }

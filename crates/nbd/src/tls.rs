@@ -81,9 +81,9 @@ type Stamp = Vec<Option<(u64, u64, i64, i64, u64)>>;
 
 /// TLS, ready for connections. Files that are replaced are read again.
 #[derive(Clone, Debug)]
-pub struct Tls(Arc<Shared>);
+pub struct Tls(Arc<TlsState>);
 
-struct Shared {
+struct TlsState {
     files: TlsFiles,
     state: Mutex<State>,
 }
@@ -98,7 +98,7 @@ struct State {
     looks: bool,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for TlsState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The configuration has the key.
         f.debug_struct("Tls").field("files", &self.files).finish_non_exhaustive()
@@ -114,7 +114,7 @@ impl Tls {
         let stamp = stamp(files);
         let config = configure(files)?;
         let state = State { config, stamp, refused: None, looked_at: None, looks: false };
-        Ok(Tls(Arc::new(Shared { files: files.clone(), state: Mutex::new(state) })))
+        Ok(Tls(Arc::new(TlsState { files: files.clone(), state: Mutex::new(state) })))
     }
 
     /// Returns whether clients need a certificate.
@@ -140,7 +140,7 @@ impl Tls {
     }
 }
 
-impl Shared {
+impl TlsState {
     /// Reads the files if they were replaced. Those in use stay if the new ones are no use:
     /// certificate and key may be replaced one after the other.
     fn look(&self) {

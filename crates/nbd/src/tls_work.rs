@@ -20,10 +20,10 @@ const CPUS: usize = 4;
 /// The steps of handshakes, for all lanes. The places for handshakes limit the number of waiting
 /// steps.
 #[derive(Clone, Debug)]
-pub(crate) struct TlsWork(Arc<Shared>);
+pub(crate) struct TlsWork(Arc<WorkCount>);
 
 #[derive(Debug)]
-struct Shared {
+struct WorkCount {
     most: usize,
     running: AtomicUsize,
     ended: Notify,
@@ -37,7 +37,7 @@ impl Default for TlsWork {
 }
 
 /// A step that is running, until it is dropped.
-struct Running(Arc<Shared>);
+struct Running(Arc<WorkCount>);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -50,7 +50,7 @@ impl TlsWork {
     /// At most `most` steps run at a time.
     fn with(most: usize) -> Self {
         let running = AtomicUsize::new(0);
-        TlsWork(Arc::new(Shared { most, running, ended: Notify::default() }))
+        TlsWork(Arc::new(WorkCount { most, running, ended: Notify::default() }))
     }
 
     /// Decrypts the bytes that a client has sent of its handshake.

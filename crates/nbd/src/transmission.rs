@@ -30,7 +30,7 @@ pub struct Session {
 
 /// The effect of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RequestEffect {
     /// An operation of the volume.
     Volume {
         /// The operation.
@@ -55,7 +55,7 @@ pub struct Command {
     /// Returned in the reply.
     pub cookie: u64,
     /// The effect of the request.
-    pub kind: Kind,
+    pub kind: RequestEffect,
     /// First byte, a multiple of 512.
     pub offset: u64,
     /// Length in bytes, a multiple of 512; with `offset` it ends inside the export. At most
@@ -256,10 +256,10 @@ pub fn waiting(input: &[u8], headers: Headers) -> Option<Waiting> {
 }
 
 /// Returns the kind of a command and the flags that it allows besides FUA; `None`: it is unknown.
-fn classify(command: u16, flags: u16, headers: Headers) -> Option<(Kind, u16)> {
+fn classify(command: u16, flags: u16, headers: Headers) -> Option<(RequestEffect, u16)> {
     use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, PAYLOAD_LEN, REQ_ONE};
 
-    let volume = |op| Kind::Volume {
+    let volume = |op| RequestEffect::Volume {
         op,
         survives: if flags & FUA != 0 { Survives::PowerLoss } else { Survives::Nothing },
         fast: flags & FAST_ZERO != 0,
@@ -274,7 +274,9 @@ fn classify(command: u16, flags: u16, headers: Headers) -> Option<(Kind, u16)> {
         command::TRIM => (volume(Op::Discard), 0),
         command::CACHE => (volume(Op::Prefetch), 0),
         command::WRITE_ZEROES => (volume(Op::WriteZeroes), NO_HOLE | FAST_ZERO),
-        command::BLOCK_STATUS => (Kind::BlockStatus { one: flags & REQ_ONE != 0 }, REQ_ONE),
+        command::BLOCK_STATUS => {
+            (RequestEffect::BlockStatus { one: flags & REQ_ONE != 0 }, REQ_ONE)
+        }
         _ => return None,
     })
 }
@@ -324,7 +326,8 @@ pub fn judge(header: &Header, session: &Session) -> Verdict {
     if writes && session.read_only {
         return refuse(ErrorCode::Permission, "the export is read-only");
     }
-    if let (Kind::Volume { survives, .. }, Some(device), true) = (&mut kind, session.device, writes)
+    if let (RequestEffect::Volume { survives, .. }, Some(device), true) =
+        (&mut kind, session.device, writes)
     {
         *survives = device.promise().max(*survives);
     }

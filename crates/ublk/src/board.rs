@@ -80,4 +80,4 @@ impl Drop for QueueMemory {
 }
 
 /// Tasks for the lanes.
-pub(crate) type Board = forebay_export::Board<Post>;
+pub(crate) type QueueBoard = forebay_export::Board<Post>;

@@ -22,7 +22,7 @@ use forebay_lane::{Lane, MemoryBudget};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::board::{Board, Post, VolumeFacts};
+use crate::board::{Post, QueueBoard, VolumeFacts};
 use crate::control::{self, NewDevice};
 use crate::device::{LANES, Served, TakeOver, find, sequence, started_with};
 use crate::errors::refused;
@@ -44,7 +44,7 @@ pub fn claim(
 
 /// The driver.
 pub(crate) struct Ublk {
-    pub(crate) board: Arc<Board>,
+    pub(crate) board: Arc<QueueBoard>,
     pub(crate) memory: Arc<MemoryBudget>,
     /// By volumes.
     pub(crate) begun: Mutex<BTreeMap<String, TakeOver>>,

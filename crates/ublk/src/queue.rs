@@ -49,7 +49,7 @@ struct InFlight {
 }
 
 /// See the module.
-pub(crate) struct Queue {
+pub(crate) struct ServedQueue {
     volume: String,
     number: u16,
     facts: DeviceFacts,
@@ -68,13 +68,13 @@ pub(crate) struct Queue {
     pub(crate) quieter: Signal,
 }
 
-impl Queue {
+impl ServedQueue {
     pub(crate) fn new(
         (volume, number): (&str, u16),
         (target, facts): (Rc<dyn BlockService>, DeviceFacts),
         (ring, memory): (Rc<Ring>, Rc<LaneMemory>),
     ) -> Rc<Self> {
-        Rc::new(Queue {
+        Rc::new(ServedQueue {
             volume: volume.to_owned(),
             number,
             facts,
@@ -267,7 +267,7 @@ impl Queue {
     }
 }
 
-impl CompletionSink for Queue {
+impl CompletionSink for ServedQueue {
     fn complete(&self, completion: Completion) {
         let Some(InFlight { outcome, held }) = self.in_flight.borrow_mut().remove(completion.tag)
         else {

@@ -16,12 +16,12 @@ use forebay_export::errors::failed;
 use forebay_host::sysfs;
 use forebay_lane::MemoryBudget;
 
-use crate::board::{Board, NewQueue, Post, QueueMemory};
+use crate::board::{NewQueue, Post, QueueBoard, QueueMemory};
 use crate::helper::path;
 use crate::wire::DeviceInfo;
 
 /// The progress of a queue.
-enum Progress {
+enum QueueProgress {
     /// No lane knows it. It may have its memory already.
     Missing(Option<QueueMemory>),
     /// A lane is to begin it, and has not answered yet.
@@ -37,7 +37,7 @@ pub(crate) struct Queues {
     info: DeviceInfo,
     /// The kernel flushes the device.
     flushes: bool,
-    all: Vec<Progress>,
+    all: Vec<QueueProgress>,
     /// The character device, as long as a lane has it: it is closed when none serves a queue.
     fd: Weak<OwnedFd>,
     /// Queues, and whether their lanes serve them.
@@ -49,7 +49,7 @@ pub(crate) struct Queues {
 impl Queues {
     /// Returns the queues of a device, none of which the lanes know.
     pub(crate) fn new(info: DeviceInfo) -> Self {
-        let all = (0..info.queues).map(|_| Progress::Missing(None)).collect();
+        let all = (0..info.queues).map(|_| QueueProgress::Missing(None)).collect();
         let flushes = flushes(&sysfs::of_disk(&path(info.number)));
         Queues { info, flushes, all, fd: Weak::new(), begun: channel(), ended: channel() }
     }
@@ -64,7 +64,7 @@ impl Queues {
         memory: &Arc<MemoryBudget>,
     ) -> Result<(), ExportError> {
         for queue in &mut self.all {
-            if let Progress::Missing(place @ None) = queue {
+            if let QueueProgress::Missing(place @ None) = queue {
                 *place = QueueMemory::take(memory, &self.info);
                 if place.is_none() {
                     let message = format!(
@@ -90,21 +90,21 @@ impl Queues {
     pub(crate) fn serve(
         &mut self,
         volume: &str,
-        board: &Board,
+        board: &QueueBoard,
         open: impl FnOnce(u32) -> io::Result<OwnedFd>,
         patience: Duration,
     ) -> Result<(), ExportError> {
         self.hear();
         self.post(volume, board, open)?;
         let end = Instant::now() + patience;
-        while self.all.iter().any(|queue| matches!(queue, Progress::Posted)) {
+        while self.all.iter().any(|queue| matches!(queue, QueueProgress::Posted)) {
             let left = end.saturating_duration_since(Instant::now());
             match self.begun.1.recv_timeout(left) {
                 Ok(said) => self.note(said),
                 Err(_) => break,
             }
         }
-        match self.all.iter().all(|queue| matches!(queue, Progress::Served)) {
+        match self.all.iter().all(|queue| matches!(queue, QueueProgress::Served)) {
             true => Ok(()),
             false => Err(unserved(volume)),
         }
@@ -115,10 +115,10 @@ impl Queues {
     fn post(
         &mut self,
         volume: &str,
-        board: &Board,
+        board: &QueueBoard,
         open: impl FnOnce(u32) -> io::Result<OwnedFd>,
     ) -> Result<(), ExportError> {
-        if !self.all.iter().any(|queue| matches!(queue, Progress::Missing(Some(_)))) {
+        if !self.all.iter().any(|queue| matches!(queue, QueueProgress::Missing(Some(_)))) {
             return Ok(());
         }
         let fd = match self.fd.upgrade() {
@@ -132,13 +132,13 @@ impl Queues {
         let (info, flushes, lanes) = (self.info, self.flushes, board.lanes().max(1));
         let mut posts = Vec::new();
         for (number, queue) in (0..).zip(&mut self.all) {
-            let Progress::Missing(memory @ Some(_)) = queue else { continue };
+            let QueueProgress::Missing(memory @ Some(_)) = queue else { continue };
             let Some(memory) = memory.take() else { continue };
             let (begun, ended) = (self.begun.0.clone(), self.ended.0.clone());
             let (volume, fd) = (volume.to_owned(), fd.clone());
             let new = NewQueue { volume, fd, info, flushes, number, memory, begun, ended };
             posts.push((usize::from(number) % lanes, Post::Serve(new)));
-            *queue = Progress::Posted;
+            *queue = QueueProgress::Posted;
         }
         board.post(posts);
         Ok(())
@@ -153,7 +153,7 @@ impl Queues {
 
     fn note(&mut self, (number, served): (u16, bool)) {
         if let Some(queue) = self.all.get_mut(usize::from(number)) {
-            *queue = if served { Progress::Served } else { Progress::Missing(None) };
+            *queue = if served { QueueProgress::Served } else { QueueProgress::Missing(None) };
         }
     }
 
@@ -198,7 +198,7 @@ mod tests {
     }
 
     /// Two lanes, each of which takes what is posted and says whether it serves it.
-    fn lanes(board: &Board, serves: impl Fn(u16) -> bool) -> Vec<NewQueue> {
+    fn lanes(board: &QueueBoard, serves: impl Fn(u16) -> bool) -> Vec<NewQueue> {
         let mut kept = Vec::new();
         let posts =
             (0..board.lanes()).flat_map(|lane| std::iter::from_fn(move || board.take(lane)));
@@ -215,8 +215,8 @@ mod tests {
         kept
     }
 
-    fn two_lanes() -> Board {
-        let board = Board::default();
+    fn two_lanes() -> QueueBoard {
+        let board = QueueBoard::default();
         board.join();
         board.join();
         board

@@ -12,20 +12,20 @@ use forebay_engine::{Exports, HandedOver, LaneFrontEnd};
 use forebay_export::served::{LaneServed, flush_for_kernel};
 use forebay_lane::{Lane, MemoryBudget, either};
 
-use crate::board::{Board, NewQueue, Post, VolumeFacts};
+use crate::board::{NewQueue, Post, QueueBoard, VolumeFacts};
 use crate::control::survives;
-use crate::queue::{Queue, Source};
+use crate::queue::{ServedQueue, Source};
 use crate::request::DeviceFacts;
 
 /// Time limit for requests in flight when the daemon ends; the next server gets the others.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// State that the tasks of a lane share.
-type Shared = LaneServed<Post, Queue>;
+type QueueServerState = LaneServed<Post, ServedQueue>;
 
 /// See the module.
-struct Server {
-    shared: Rc<Shared>,
+struct QueueServer {
+    shared: Rc<QueueServerState>,
 }
 
 /// Serves the queues that come through `board` on the calling lane.
@@ -33,16 +33,16 @@ pub(crate) fn serve(
     lane: &Rc<Lane>,
     ring: &Rc<Ring>,
     exports: Rc<dyn Exports>,
-    board: &Arc<Board>,
+    board: &Arc<QueueBoard>,
     budget: &Arc<MemoryBudget>,
 ) -> Box<dyn LaneFrontEnd> {
-    let shared = Rc::new(Shared::join(lane, ring, exports, board, budget));
+    let shared = Rc::new(QueueServerState::join(lane, ring, exports, board, budget));
     let taking = shared.clone();
     lane.spawn(async move { taking.take_posts(|post| take(&taking, post)).await });
-    Box::new(Server { shared })
+    Box::new(QueueServer { shared })
 }
 
-fn take(shared: &Rc<Shared>, post: Post) {
+fn take(shared: &Rc<QueueServerState>, post: Post) {
     match post {
         Post::Describe(volume, answer) => {
             if let Some(target) = shared.exports.open(&volume) {
@@ -52,18 +52,18 @@ fn take(shared: &Rc<Shared>, post: Post) {
             }
         }
         Post::Serve(queue) => begin(shared, queue),
-        Post::Fail(volume) => shared.each_of(&volume, Queue::volume, Queue::fail),
+        Post::Fail(volume) => shared.each_of(&volume, ServedQueue::volume, ServedQueue::fail),
     }
 }
 
 /// Begins to serve a queue, or drops all of it, and reports which.
-fn begin(shared: &Rc<Shared>, new: NewQueue) {
+fn begin(shared: &Rc<QueueServerState>, new: NewQueue) {
     let (number, begun) = (new.number, new.begun.clone());
     let served = try_begin(shared, new);
     let _ = begun.send((number, served));
 }
 
-fn try_begin(shared: &Rc<Shared>, new: NewQueue) -> bool {
+fn try_begin(shared: &Rc<QueueServerState>, new: NewQueue) -> bool {
     let NewQueue { volume, fd, info, flushes, number, mut memory, ended, .. } = new;
     let Some(target) = shared.exports.open(&volume) else { return false };
     let descriptors = match Descriptors::map(&*fd, number, info.depth) {
@@ -82,7 +82,7 @@ fn try_begin(shared: &Rc<Shared>, new: NewQueue) -> bool {
         flushes,
     };
     let own = (shared.ring.clone(), shared.memory.clone());
-    let queue = Queue::new((&volume, number), (target, facts), own);
+    let queue = ServedQueue::new((&volume, number), (target, facts), own);
     shared.all.borrow_mut().push(queue.clone());
     let (those, this) = (shared.clone(), Rc::downgrade(&queue));
     let buffers = std::mem::take(&mut memory.buffers);
@@ -93,9 +93,9 @@ fn try_begin(shared: &Rc<Shared>, new: NewQueue) -> bool {
     true
 }
 
-impl LaneFrontEnd for Server {
+impl LaneFrontEnd for QueueServer {
     fn dismiss(&self, volume: &str) {
-        self.shared.each_of(volume, Queue::volume, Queue::let_go);
+        self.shared.each_of(volume, ServedQueue::volume, ServedQueue::let_go);
     }
 
     fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>> {

@@ -69,15 +69,15 @@ struct QueueState {
 }
 
 /// The answer to a message.
-enum Outcome {
+enum ControlAnswer {
     /// Nothing; a confirmation if the client asks for one.
     Done,
     Bytes(Vec<u8>),
     WithDescriptor(Vec<u8>, OwnedFd),
 }
 
-fn number(value: u64) -> Outcome {
-    Outcome::Bytes(value.to_ne_bytes().to_vec())
+fn number(value: u64) -> ControlAnswer {
+    ControlAnswer::Bytes(value.to_ne_bytes().to_vec())
 }
 
 /// One client's control connection.
@@ -130,14 +130,14 @@ impl Control {
             };
             let confirm = header.need_reply && acknowledges;
             match outcome {
-                Ok(Outcome::Bytes(bytes)) => self.wire.reply(header, &bytes, None)?,
-                Ok(Outcome::WithDescriptor(bytes, file)) => {
+                Ok(ControlAnswer::Bytes(bytes)) => self.wire.reply(header, &bytes, None)?,
+                Ok(ControlAnswer::WithDescriptor(bytes, file)) => {
                     self.wire.reply(header, &bytes, Some(file.as_fd()))?;
                 }
-                Ok(Outcome::Done) if confirm => {
+                Ok(ControlAnswer::Done) if confirm => {
                     self.wire.reply(header, &0_u64.to_ne_bytes(), None)?;
                 }
-                Ok(Outcome::Done) => {}
+                Ok(ControlAnswer::Done) => {}
                 Err(error) => {
                     if confirm {
                         // The client is dropped for the error, whether it hears of it or not.
@@ -194,7 +194,7 @@ impl Control {
         message: Message,
         len: usize,
         descriptors: Vec<OwnedFd>,
-    ) -> Result<Outcome, ControlError> {
+    ) -> Result<ControlAnswer, ControlError> {
         let mut descriptors = descriptors.into_iter();
         match message {
             Message::GetFeatures => {
@@ -261,7 +261,7 @@ impl Control {
                 self.use_record(place, &file)?;
             }
         }
-        Ok(Outcome::Done)
+        Ok(ControlAnswer::Done)
     }
 
     async fn set_memory(
@@ -352,13 +352,13 @@ impl Control {
         Ok(())
     }
 
-    async fn stop_queue(&mut self, index: QueueIndex) -> Result<Outcome, ControlError> {
+    async fn stop_queue(&mut self, index: QueueIndex) -> Result<ControlAnswer, ControlError> {
         self.pause_queue(index).await?;
         let queue = self.queue(index)?;
         (queue.kick, queue.call) = (None, None);
         let mut bytes = u32::from(index.0).to_ne_bytes().to_vec();
         bytes.extend(u32::from(queue.base).to_ne_bytes());
-        Ok(Outcome::Bytes(bytes))
+        Ok(ControlAnswer::Bytes(bytes))
     }
 
     async fn set_call(
@@ -377,7 +377,7 @@ impl Control {
         Ok(())
     }
 
-    fn config(&self, offset: u32, len: u32) -> Result<Outcome, ControlError> {
+    fn config(&self, offset: u32, len: u32) -> Result<ControlAnswer, ControlError> {
         let volume = self.volume()?;
         let config = DeviceConfig {
             size: volume.size(),
@@ -394,7 +394,7 @@ impl Control {
             bytes.extend(word.to_ne_bytes());
         }
         bytes.extend(space.get(offset as usize..end).unwrap_or_default());
-        Ok(Outcome::Bytes(bytes))
+        Ok(ControlAnswer::Bytes(bytes))
     }
 
     /// The guest may write the byte of the write cache alone.
@@ -412,7 +412,7 @@ impl Control {
     }
 
     /// Makes a record of requests in progress for the client to keep.
-    fn make_record(&self, place: InflightPlace, len: usize) -> Result<Outcome, ControlError> {
+    fn make_record(&self, place: InflightPlace, len: usize) -> Result<ControlAnswer, ControlError> {
         let size = QueueSize::new(place.queue_size.into()).ok_or(ControlError::Record)?;
         if place.queues == 0 || place.queues > QUEUES_MAX {
             return Err(ControlError::Record);
@@ -433,7 +433,7 @@ impl Control {
         answer.extend(place.queue_size.to_ne_bytes());
         // Clients differ in the padding, and expect an answer as long as the question.
         answer.resize(len, 0);
-        Ok(Outcome::WithDescriptor(answer, file))
+        Ok(ControlAnswer::WithDescriptor(answer, file))
     }
 
     fn use_record(&mut self, place: InflightPlace, file: &OwnedFd) -> Result<(), ControlError> {

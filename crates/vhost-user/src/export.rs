@@ -15,21 +15,21 @@ use parking_lot::Mutex;
 use crate::session::Session;
 
 /// See the module.
-pub(crate) struct Export {
+pub(crate) struct SocketExport {
     pub(crate) volume: String,
     listener: UnixSocket,
     client: Mutex<Weak<Session>>,
     ended: AtomicBool,
 }
 
-impl Export {
+impl SocketExport {
     /// Starts to listen.
     ///
     /// # Errors
     /// The socket cannot be used; nothing has changed then.
     pub(crate) fn begin(volume: &str, path: &Path) -> Result<Arc<Self>, ExportError> {
         let listener = UnixSocket::bind(path).map_err(unusable)?;
-        Ok(Arc::new(Export {
+        Ok(Arc::new(SocketExport {
             volume: volume.to_owned(),
             listener,
             client: Mutex::default(),
@@ -62,7 +62,7 @@ impl Export {
         session
     }
 
-    /// Returns whether [`Export::end`] has been called.
+    /// Returns whether [`SocketExport::end`] has been called.
     pub(crate) fn is_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }

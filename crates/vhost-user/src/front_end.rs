@@ -18,7 +18,7 @@ use forebay_lane::{Lane, MemoryBudget, either};
 use parking_lot::Mutex;
 
 use crate::control::Control;
-use crate::export::Export;
+use crate::export::SocketExport;
 use crate::lane_queues::{LaneHandle, LaneQueues, Lanes};
 use crate::session::Session;
 use crate::wire::Wire;
@@ -34,9 +34,9 @@ const CONTROLLING: usize = 0;
 pub struct VhostUserFrontEnd {
     /// Directory of the sockets whose paths no operator has named.
     dir: PathBuf,
-    exports: Mutex<BTreeMap<String, Arc<Export>>>,
+    exports: Mutex<BTreeMap<String, Arc<SocketExport>>>,
     /// Sockets that are to be served.
-    board: Arc<Board<Arc<Export>>>,
+    board: Arc<Board<Arc<SocketExport>>>,
     lanes: Arc<Lanes>,
     drain: Duration,
     memory: Arc<MemoryBudget>,
@@ -51,7 +51,7 @@ impl VhostUserFrontEnd {
         VhostUserFrontEnd { dir: dir.to_owned(), exports, board, lanes, drain, memory }
     }
 
-    fn known(&self, volume: &str) -> Option<Arc<Export>> {
+    fn known(&self, volume: &str) -> Option<Arc<SocketExport>> {
         self.exports.lock().get(volume).cloned()
     }
 
@@ -114,7 +114,7 @@ impl FrontEnd for VhostUserFrontEnd {
             }
             former.check_unused()?;
         }
-        let export = Export::begin(volume, &path)?;
+        let export = SocketExport::begin(volume, &path)?;
         tracing::info!(volume, path = %path.display(), "exported to a virtual machine");
         self.board.post([(CONTROLLING, export.clone())]);
         if let Some(former) = self.exports.lock().insert(volume.to_owned(), export) {
@@ -164,12 +164,12 @@ struct LaneServer {
     /// Number of clients so far.
     clients: Cell<u64>,
     /// Sockets with accept loops.
-    served: RefCell<Vec<Arc<Export>>>,
+    served: RefCell<Vec<Arc<SocketExport>>>,
 }
 
 struct VhostLane {
     server: Rc<LaneServer>,
-    board: Arc<Board<Arc<Export>>>,
+    board: Arc<Board<Arc<SocketExport>>>,
 }
 
 impl LaneFrontEnd for VhostLane {
@@ -209,7 +209,7 @@ impl LaneFrontEnd for VhostLane {
 }
 
 /// Begins to serve sockets.
-async fn take_sockets(server: Rc<LaneServer>, board: Arc<Board<Arc<Export>>>) {
+async fn take_sockets(server: Rc<LaneServer>, board: Arc<Board<Arc<SocketExport>>>) {
     loop {
         let changed = board.changed.listen();
         while let Some(export) = board.take(CONTROLLING) {
@@ -224,7 +224,7 @@ async fn take_sockets(server: Rc<LaneServer>, board: Arc<Board<Arc<Export>>>) {
 }
 
 /// Notes that an accept loop has ended, also when it panics.
-struct Ending(Rc<LaneServer>, Arc<Export>);
+struct Ending(Rc<LaneServer>, Arc<SocketExport>);
 
 impl Drop for Ending {
     fn drop(&mut self) {

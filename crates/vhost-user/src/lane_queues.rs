@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::answer::Reply;
 use crate::memory::GuestMemory;
 use crate::message::QueueIndex;
-use crate::queue::{self, Broken, Queue, QueueStart};
+use crate::queue::{self, Broken, GuestQueue, QueueStart};
 use crate::virtqueue::QueueError;
 
 /// Identifies a queue among those of all clients: the number of the client, and of its queue.
@@ -75,7 +75,7 @@ pub(crate) struct LaneQueues {
     ring: Rc<Ring>,
     exports: Rc<dyn Exports>,
     memory: Arc<MemoryBudget>,
-    queues: RefCell<HashMap<QueueKey, Rc<Queue>>>,
+    queues: RefCell<HashMap<QueueKey, Rc<GuestQueue>>>,
 }
 
 impl LaneQueues {
@@ -131,7 +131,7 @@ impl LaneQueues {
 
     fn start(&self, key: QueueKey, start: QueueStart) -> Result<(), Broken> {
         let target = self.exports.open(&start.session.volume).ok_or(Broken::NoVolume)?;
-        let queue = Queue::open(start, target, &self.ring, &self.memory)?;
+        let queue = GuestQueue::open(start, target, &self.ring, &self.memory)?;
         self.queues.borrow_mut().insert(key, queue.clone());
         let watched: Rc<dyn Watched> = queue.clone();
         self.lane.watch(&watched);

@@ -21,7 +21,7 @@ use crate::chain::{Buffers, Head};
 use crate::inflight::Tracker;
 use crate::memory::{GuestMemory, OutOfMemory};
 use crate::message::{QueueIndex, RingAddresses};
-use crate::request::{BlockRequest, KEPT_BYTES, Kind, RequestError, Status};
+use crate::request::{BlockRequest, GuestOperation, KEPT_BYTES, RequestError, Status};
 use crate::session::Session;
 use crate::virtqueue::{QueueError, QueueFeatures, QueueSize, Virtqueue};
 
@@ -70,7 +70,7 @@ pub(crate) enum Broken {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum QueuePhase {
     /// Requests are taken.
     Open,
     /// No more requests are taken; those in progress are answered.
@@ -82,7 +82,7 @@ enum Phase {
 }
 
 /// A request in progress in the engine.
-struct InFlight {
+struct GuestRequest {
     request: BlockRequest,
     /// Bytes of memory that it has taken.
     held: u64,
@@ -115,7 +115,7 @@ impl Drop for Held {
 }
 
 /// A queue on its lane.
-pub(crate) struct Queue {
+pub(crate) struct GuestQueue {
     index: QueueIndex,
     session: Arc<Session>,
     ring: Rc<Ring>,
@@ -128,7 +128,7 @@ pub(crate) struct Queue {
     memory: RefCell<Arc<GuestMemory>>,
     rings: RefCell<Rings>,
     /// By the first descriptor.
-    requests: RefCell<Vec<Option<InFlight>>>,
+    requests: RefCell<Vec<Option<GuestRequest>>>,
     in_flight: Cell<usize>,
     /// Requests in progress when the former daemon ended, to be executed first.
     again: RefCell<Vec<Head>>,
@@ -137,7 +137,7 @@ pub(crate) struct Queue {
     /// Bytes of memory held by requests.
     held: Cell<u64>,
     own: Held,
-    phase: Cell<Phase>,
+    phase: Cell<QueuePhase>,
     /// The guest may have missed a notification.
     notify: Cell<bool>,
     /// The task waits for memory, and takes no more requests before that.
@@ -148,7 +148,7 @@ pub(crate) struct Queue {
     work: Signal,
 }
 
-impl Queue {
+impl GuestQueue {
     /// Opens a queue.
     ///
     /// # Errors
@@ -162,7 +162,7 @@ impl Queue {
         let QueueStart { index, size, memory, mut tracker, .. } = start;
         let count = usize::from(size.get());
         let spare = count.min(SPARE) * (size_of::<Buffers>() + KEPT_BYTES as usize);
-        let bytes = SMALL + count * size_of::<Option<InFlight>>() + spare;
+        let bytes = SMALL + count * size_of::<Option<GuestRequest>>() + spare;
         let own = Held::take(budget, bytes as u64).ok_or(Broken::NoMemory)?;
         let broken = |error| Broken::Queue(index.0, error);
         let mut virtqueue =
@@ -187,7 +187,7 @@ impl Queue {
                 "requests in progress are executed again"
             );
         }
-        Ok(Rc::new(Queue {
+        Ok(Rc::new(GuestQueue {
             index,
             session: start.session,
             ring: ring.clone(),
@@ -205,7 +205,7 @@ impl Queue {
             scratch: RefCell::new(IoBuf::zeroed(SMALL)),
             held: Cell::new(0),
             own,
-            phase: Cell::new(Phase::Open),
+            phase: Cell::new(QueuePhase::Open),
             // The former back end may have published answers without a notification.
             notify: Cell::new(true),
             short: Cell::new(false),
@@ -217,8 +217,8 @@ impl Queue {
 
     /// Takes no more requests, answers those in progress, and then tells the index of the next one.
     pub(crate) fn stop(&self, reply: Reply<u16>) {
-        if self.phase.get() == Phase::Open {
-            self.phase.set(Phase::Stopping);
+        if self.phase.get() == QueuePhase::Open {
+            self.phase.set(QueuePhase::Stopping);
         }
         self.stop.replace(Some(reply));
         self.work.raise();
@@ -228,7 +228,7 @@ impl Queue {
     /// Answers a stop if the task has ended and no request is in progress: after a panic of the
     /// task there may be some, and the client must not have them executed a second time meanwhile.
     fn answer_stop(&self) {
-        if self.phase.get() != Phase::Over || self.in_flight.get() > 0 {
+        if self.phase.get() != QueuePhase::Over || self.in_flight.get() > 0 {
             return;
         }
         if let Some(reply) = self.stop.take() {
@@ -276,7 +276,7 @@ impl Queue {
     /// Returns whether the guest has made requests available, and wakes the task then. The task
     /// notices errors.
     fn notice(&self, available: impl Fn(&mut Virtqueue) -> Result<bool, QueueError>) -> bool {
-        if self.phase.get() != Phase::Open || self.short.get() {
+        if self.phase.get() != QueuePhase::Open || self.short.get() {
             return false;
         }
         let found = available(&mut self.rings.borrow_mut().virtqueue).unwrap_or(true);
@@ -288,7 +288,7 @@ impl Queue {
 
     /// Ends the queue after an error of the guest. Its memory is not accessed any more.
     fn break_with(&self, error: Broken) {
-        self.phase.set(Phase::Broken);
+        self.phase.set(QueuePhase::Broken);
         self.broken.borrow_mut().get_or_insert(error);
         self.work.raise();
     }
@@ -317,7 +317,7 @@ impl Queue {
     /// Returns whether a request that the volume has failed is left to the next daemon, which finds
     /// it in the record.
     fn leaves(&self, result: Result<(), IoError>) -> bool {
-        let stopping = self.phase.get() == Phase::Stopping;
+        let stopping = self.phase.get() == QueuePhase::Stopping;
         self.outlives && stopping && result == Err(IoError::ShuttingDown)
     }
 
@@ -342,19 +342,21 @@ fn status(result: Result<(), IoError>) -> Status {
     }
 }
 
-impl CompletionSink for Queue {
+impl CompletionSink for GuestQueue {
     fn complete(&self, completion: Completion) {
         let Completion { tag, result, data } = completion;
         let place = usize::try_from(tag).unwrap_or(usize::MAX);
         let found = self.requests.borrow_mut().get_mut(place).and_then(Option::take);
-        let Some(InFlight { request, held }) = found else {
+        let Some(GuestRequest { request, held }) = found else {
             debug_assert!(false, "a request completes twice");
             return;
         };
         self.in_flight.set(self.in_flight.get() - 1);
-        if matches!(self.phase.get(), Phase::Open | Phase::Stopping) && !self.leaves(result) {
+        if matches!(self.phase.get(), QueuePhase::Open | QueuePhase::Stopping)
+            && !self.leaves(result)
+        {
             let (data, result) = match (request.kind, result, &data) {
-                (Kind::Read { len, .. }, Ok(()), data) => {
+                (GuestOperation::Read { len, .. }, Ok(()), data) => {
                     let data = data.as_deref().and_then(|data| data.get(..len as usize));
                     (data.unwrap_or_default(), data.map(|_| ()).ok_or(IoError::Io))
                 }
@@ -368,7 +370,7 @@ impl CompletionSink for Queue {
     }
 }
 
-impl Watched for Queue {
+impl Watched for GuestQueue {
     #[inline]
     fn look(&self) -> bool {
         self.notice(|virtqueue| {
@@ -382,7 +384,7 @@ impl Watched for Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for GuestQueue {
     fn drop(&mut self) {
         self.release(self.held.get());
     }

@@ -37,7 +37,7 @@ pub enum Status {
 
 /// The operation of a request. Offsets and lengths are in bytes, multiples of 512.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum GuestOperation {
     /// Read `len` bytes into the writable buffers.
     Read {
         /// First byte.
@@ -96,7 +96,7 @@ pub struct BlockRequest {
     /// Identifies it to the guest.
     pub head: Head,
     /// Its operation.
-    pub kind: Kind,
+    pub kind: GuestOperation,
     buffers: Buffers,
 }
 
@@ -116,13 +116,13 @@ impl BlockRequest {
         let sector = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
         let data = total(buffers.readable()) - HEADER;
         let kind = match u32::from_le_bytes([k0, k1, k2, k3]) {
-            IN => transfer(sector, room, |offset, len| Kind::Read { offset, len }),
-            OUT => transfer(sector, data, |offset, len| Kind::Write { offset, len }),
-            FLUSH => Kind::Flush,
-            GET_ID => Kind::Id,
+            IN => transfer(sector, room, |offset, len| GuestOperation::Read { offset, len }),
+            OUT => transfer(sector, data, |offset, len| GuestOperation::Write { offset, len }),
+            FLUSH => GuestOperation::Flush,
+            GET_ID => GuestOperation::Id,
             DISCARD => zeroing(&buffers, data, memory, true)?,
             WRITE_ZEROES => zeroing(&buffers, data, memory, false)?,
-            _ => Kind::Refused(Status::Unsupported),
+            _ => GuestOperation::Refused(Status::Unsupported),
         };
         Ok(BlockRequest { head, kind, buffers })
     }
@@ -179,10 +179,10 @@ impl BlockRequest {
     }
 }
 
-fn transfer(sector: u64, len: u64, kind: impl Fn(u64, u64) -> Kind) -> Kind {
+fn transfer(sector: u64, len: u64, kind: impl Fn(u64, u64) -> GuestOperation) -> GuestOperation {
     match sector.checked_mul(SECTOR) {
         Some(offset) if len.is_multiple_of(SECTOR) && len <= REQUEST_MAX => kind(offset, len),
-        _ => Kind::Refused(Status::Failed),
+        _ => GuestOperation::Refused(Status::Failed),
     }
 }
 
@@ -193,10 +193,10 @@ fn zeroing(
     data: u64,
     memory: &GuestMemory,
     discard: bool,
-) -> Result<Kind, OutOfMemory> {
+) -> Result<GuestOperation, OutOfMemory> {
     let mut range = [0; RANGE];
     if data != RANGE as u64 {
-        return Ok(Kind::Refused(Status::Unsupported));
+        return Ok(GuestOperation::Refused(Status::Unsupported));
     }
     gather(memory, buffers.readable(), HEADER, &mut range)?;
     let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, f0, f1, f2, f3] = range;
@@ -204,14 +204,14 @@ fn zeroing(
     let len = u64::from(u32::from_le_bytes([n0, n1, n2, n3])) * SECTOR;
     let flags = u32::from_le_bytes([f0, f1, f2, f3]);
     if flags & !UNMAP != 0 || (discard && flags != 0) {
-        return Ok(Kind::Refused(Status::Unsupported));
+        return Ok(GuestOperation::Refused(Status::Unsupported));
     }
     Ok(match sector.checked_mul(SECTOR) {
-        Some(offset) if len <= ZEROED_MAX && discard => Kind::Discard { offset, len },
+        Some(offset) if len <= ZEROED_MAX && discard => GuestOperation::Discard { offset, len },
         Some(offset) if len <= ZEROED_MAX => {
-            Kind::WriteZeroes { offset, len, no_hole: flags & UNMAP == 0 }
+            GuestOperation::WriteZeroes { offset, len, no_hole: flags & UNMAP == 0 }
         }
-        _ => Kind::Refused(Status::Failed),
+        _ => GuestOperation::Refused(Status::Failed),
     })
 }
 

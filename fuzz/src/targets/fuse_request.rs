@@ -1,7 +1,7 @@
 //! Requests of the kernel to a file: the volume's request lies inside the volume for any input.
 
 use forebay_fuse::answer::{Action, FileFacts, MAX_TRANSFER, decide};
-use forebay_fuse::request::{Message, Request, coming, parse, parse_entry};
+use forebay_fuse::request::{FuseRequest, Message, coming, parse, parse_entry};
 
 use crate::{mend, mutation};
 
@@ -47,7 +47,7 @@ fn judge(message: &Message, data: &[u8]) {
                 request
             }
             Action::Volume(request) => {
-                assert!(!read_only || matches!(message.request, Request::Fsync));
+                assert!(!read_only || matches!(message.request, FuseRequest::Fsync));
                 request
             }
             Action::Reply(Ok(content)) => {
@@ -58,7 +58,7 @@ fn judge(message: &Message, data: &[u8]) {
         };
         assert!(request.offset.is_multiple_of(512) && request.len.is_multiple_of(512));
         assert!(request.offset.checked_add(request.len).is_some_and(|end| end <= file.size));
-        if let Request::Write { len, .. } = message.request {
+        if let FuseRequest::Write { len, .. } = message.request {
             assert_eq!(u64::from(len), request.len);
             assert!(data.len() >= 80 + len as usize);
         }

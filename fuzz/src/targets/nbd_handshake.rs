@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use crate::{memory, mend, mutation, pieces};
 use forebay_engine::BlockService;
-use forebay_nbd::handshake::{Handshake, OPTION_DATA_MAX, Progress, Security};
+use forebay_nbd::handshake::{Handshake, HandshakeStep, OPTION_DATA_MAX, Security};
 use forebay_nbd::null::{ExportList, NullTarget};
 use forebay_nbd::transmission::Session;
 use forebay_nbd::wire::OPTION_MAGIC;
@@ -69,22 +69,22 @@ fn feed(
         loop {
             let (consumed, progress) = handshake.advance(&input, exports, &mut replies);
             assert!(consumed <= input.len() && replies.len() <= REPLIES_MOST);
-            assert!(!matches!(progress, Progress::Send) || !replies.is_empty(), "no way on");
+            assert!(!matches!(progress, HandshakeStep::Send) || !replies.is_empty(), "no way on");
             input.drain(..consumed);
             used += consumed;
             sent.append(&mut replies);
             let left = whole - used;
             match progress {
-                Progress::Send => {}
-                Progress::Receive => break,
+                HandshakeStep::Send => {}
+                HandshakeStep::Receive => break,
                 // As if the bytes that follow had been encrypted.
-                Progress::StartTls => handshake.secured(),
-                Progress::Start(start) => {
+                HandshakeStep::StartTls => handshake.secured(),
+                HandshakeStep::Start(start) => {
                     assert_eq!(start.session.size % 512, 0);
                     let (export, session) = (start.export, start.session);
                     return (sent, End::Started { export, session, left });
                 }
-                Progress::Close(reason) => {
+                HandshakeStep::Close(reason) => {
                     return (sent, End::Closed { reason: reason.to_string(), left });
                 }
             }

@@ -6,7 +6,7 @@ use forebay_core::Op;
 use forebay_nbd::OutlivingDevice;
 use forebay_nbd::status::Contexts;
 use forebay_nbd::transmission::{
-    Command, Event, Kind, MAX_PAYLOAD, Parser, Refusal, Session, StreamError,
+    Command, Event, MAX_PAYLOAD, Parser, Refusal, RequestEffect, Session, StreamError,
 };
 use forebay_nbd::wire::{
     EXTENDED_REQUEST_MAGIC, ExtendedRequestHeader, Header, Headers, REQUEST_MAGIC, RequestHeader,
@@ -97,14 +97,16 @@ enum Seen {
 }
 
 fn check(session: &Session, command: &Command, payload: &[u8]) {
-    let is = |wanted: Op| matches!(command.kind, Kind::Volume { op, .. } if op == wanted);
+    let is = |wanted: Op| matches!(command.kind, RequestEffect::Volume { op, .. } if op == wanted);
     assert!(command.offset.is_multiple_of(512) && command.len.is_multiple_of(512));
     assert!(command.offset + command.len <= session.size);
     assert!(!(is(Op::Read) || is(Op::Write)) || command.len <= u64::from(MAX_PAYLOAD));
     assert_eq!(payload.len(), if is(Op::Write) { command.len as usize } else { 0 });
     let writes = is(Op::Write) || is(Op::Discard) || is(Op::WriteZeroes);
     assert!(!(writes && session.read_only));
-    assert!(!session.contexts.is_empty() || !matches!(command.kind, Kind::BlockStatus { .. }));
+    assert!(
+        !session.contexts.is_empty() || !matches!(command.kind, RequestEffect::BlockStatus { .. })
+    );
 }
 
 fn feed(session: Session, window: usize, pieces: &[&[u8]]) -> Vec<Seen> {

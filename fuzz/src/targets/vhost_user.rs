@@ -5,7 +5,7 @@ use forebay_vhost_user::chain::{Buffers, total};
 use forebay_vhost_user::config::{REQUEST_MAX, SECTOR, ZEROED_MAX};
 use forebay_vhost_user::memory::{ClientAddress, GuestAddress, GuestMemory, RegionPlace};
 use forebay_vhost_user::message::{Header, Message, PAYLOAD_MAX, RingAddresses};
-use forebay_vhost_user::request::{BlockRequest, Kind, Status};
+use forebay_vhost_user::request::{BlockRequest, GuestOperation, Status};
 use forebay_vhost_user::virtqueue::{QueueFeatures, QueueSize, Virtqueue};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -68,15 +68,16 @@ fn check(request: &BlockRequest, buffers: &Buffers, memory: &GuestMemory) {
         assert!(memory.check(segment.at, segment.len as usize).is_ok(), "a buffer is outside");
     }
     match request.kind {
-        Kind::Read { offset, len } | Kind::Write { offset, len } => {
+        GuestOperation::Read { offset, len } | GuestOperation::Write { offset, len } => {
             assert!(offset.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR));
             assert!(len <= REQUEST_MAX);
         }
-        Kind::Discard { offset, len } | Kind::WriteZeroes { offset, len, .. } => {
+        GuestOperation::Discard { offset, len }
+        | GuestOperation::WriteZeroes { offset, len, .. } => {
             assert!(offset.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR));
             assert!(len <= ZEROED_MAX);
         }
-        Kind::Flush | Kind::Id | Kind::Refused(_) => {}
+        GuestOperation::Flush | GuestOperation::Id | GuestOperation::Refused(_) => {}
     }
 }
 

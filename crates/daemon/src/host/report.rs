@@ -284,7 +284,7 @@ impl Served {
 
     /// Implements [`crate::host_api::Reports::told_apart`]. A volume whose cache is in RAM has
     /// other UUIDs in the next program, and then has the content of its origin.
-    pub(super) fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::Identity> {
+    pub(super) fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::VolumeIdentity> {
         let of =
             |entry: &VolumeEntry| Some((entry.running.clone()?, entry.definition.origin.clone()));
         let (running, origin) = self.lock().get(name).and_then(of)?;
@@ -292,7 +292,10 @@ impl Served {
             Some(identity) => Some(identity.told_apart()),
             None => {
                 let text = format!("in RAM, of {origin}");
-                running.place.volatile.then_some(forebay_export::Identity { text, lasts: false })
+                running
+                    .place
+                    .volatile
+                    .then_some(forebay_export::VolumeIdentity { text, lasts: false })
             }
         }
     }

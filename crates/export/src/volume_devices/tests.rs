@@ -104,7 +104,7 @@ impl World {
     /// Starts a daemon that serves volumes of an identity, or of none that lasts.
     fn daemon<const ASIDE: bool>(&self, identity: &str, wants: bool) -> VolumeDevices<Fake<ASIDE>> {
         let dirs = [self.dir.path().join("notes"), self.dir.path().join("names")];
-        let told = Identity { text: identity.to_owned(), lasts: !identity.is_empty() };
+        let told = VolumeIdentity { text: identity.to_owned(), lasts: !identity.is_empty() };
         let identify = Box::new(move |_: &str| Some(told.clone()));
         let driver = Fake(self.kernel.clone());
         VolumeDevices::claim(driver, (&dirs[0], &dirs[1]), move |_| wants, identify)

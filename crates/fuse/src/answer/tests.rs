@@ -15,7 +15,7 @@ const FILE: FileFacts = FileFacts {
 };
 const READ_ONLY: FileFacts = FileFacts { read_only: true, ..FILE };
 
-fn of(request: Request, file: &FileFacts) -> Action {
+fn of(request: FuseRequest, file: &FileFacts) -> Action {
     decide(&Message { id: RequestId(1), node: ROOT, request }, file)
 }
 
@@ -34,14 +34,15 @@ fn volume(action: Action) -> Option<VolumeRequest> {
 }
 
 fn init(major: u32, minor: u32, flags: u32) -> Action {
-    of(Request::Init { major, minor, max_readahead: 65536, flags, more: u32::MAX }, &FILE)
+    of(FuseRequest::Init { major, minor, max_readahead: 65536, flags, more: u32::MAX }, &FILE)
 }
 
 #[test]
 fn requests_come_through_io_uring_if_both_sides_want_it() {
     let file = FileFacts { io_uring: true, ..FILE };
     let agreed = |file: &FileFacts, more| {
-        let init = Request::Init { major: 7, minor: 44, max_readahead: 0, flags: 1 << 30, more };
+        let init =
+            FuseRequest::Init { major: 7, minor: 44, max_readahead: 0, flags: 1 << 30, more };
         let Action::Reply(Ok(Content::Init(out))) = of(init, file) else { panic!("refused") };
         (out.flags, out.flags2)
     };
@@ -84,7 +85,7 @@ fn reads_are_widened_to_sectors_and_cut_at_the_end() {
         (u64::MAX, u32::MAX / 65536, None),
         (5, 0, None),
     ] {
-        let found = match of(Request::Read { offset, len }, &FILE) {
+        let found = match of(FuseRequest::Read { offset, len }, &FILE) {
             Action::Read { request, skip, len } => {
                 assert_eq!(request.op, Op::Read);
                 Some((request.offset, request.len, skip, len))
@@ -94,7 +95,7 @@ fn reads_are_widened_to_sectors_and_cut_at_the_end() {
         };
         assert_eq!(found, expected, "{len} bytes at {offset}");
     }
-    let too_long = Request::Read { offset: 0, len: MAX_TRANSFER + 1 };
+    let too_long = FuseRequest::Read { offset: 0, len: MAX_TRANSFER + 1 };
     assert_eq!(refused(of(too_long, &FILE)), Some(Errno::INVAL));
 }
 
@@ -109,53 +110,53 @@ fn changes_are_whole_sectors_inside_a_file_that_may_be_written() {
         (FILE.size - 512, 1024, Some(Errno::NOSPC)),
         (u64::MAX - 511, 512, Some(Errno::NOSPC)),
     ] {
-        let write = Request::Write { offset, len, durable: true };
+        let write = FuseRequest::Write { offset, len, durable: true };
         assert_eq!(refused(of(write, &FILE)), expected, "write of {len} at {offset}");
         assert_eq!(refused(of(write, &READ_ONLY)), Some(Errno::ROFS));
         for mode in [2, 3, 16, 17] {
-            let change = Request::Fallocate { offset, len: len.into(), mode };
+            let change = FuseRequest::Fallocate { offset, len: len.into(), mode };
             assert_eq!(refused(of(change, &FILE)), expected, "{mode} of {len} at {offset}");
             assert_eq!(refused(of(change, &READ_ONLY)), Some(Errno::ROFS));
         }
     }
-    let write = Request::Write { offset: 512, len: 1024, durable: true };
+    let write = FuseRequest::Write { offset: 512, len: 1024, durable: true };
     let (op, punch) = (Op::Write, false);
     let expected =
         VolumeRequest { op, offset: 512, len: 1024, survives: Survives::PowerLoss, punch };
     assert_eq!(volume(of(write, &FILE)), Some(expected));
     let kept = FileFacts { outlives: true, ..FILE };
     for (file, survives) in [(FILE, Survives::Nothing), (kept, Survives::Daemon)] {
-        let write = Request::Write { offset: 512, len: 1024, durable: false };
-        let zeroes = Request::Fallocate { offset: 512, len: 1024, mode: 16 };
+        let write = FuseRequest::Write { offset: 512, len: 1024, durable: false };
+        let zeroes = FuseRequest::Fallocate { offset: 512, len: 1024, mode: 16 };
         for change in [write, zeroes] {
             assert_eq!(volume(of(change, &file)).map(|it| it.survives), Some(survives));
         }
     }
-    let long = Request::Write { offset: 0, len: MAX_TRANSFER + 512, durable: false };
+    let long = FuseRequest::Write { offset: 0, len: MAX_TRANSFER + 512, durable: false };
     assert_eq!(refused(of(long, &FILE)), Some(Errno::INVAL));
-    let empty = of(Request::Write { offset: 0, len: 0, durable: false }, &FILE);
+    let empty = of(FuseRequest::Write { offset: 0, len: 0, durable: false }, &FILE);
     assert!(matches!(empty, Action::Reply(Ok(Content::Written(WriteOut { size: 0, .. })))));
 }
 
 #[test]
 fn holes_and_zeroes_are_told_apart_and_other_modes_refused() {
     for (mode, punch) in [(2, Some(true)), (3, Some(true)), (16, Some(false)), (17, Some(false))] {
-        let found = volume(of(Request::Fallocate { offset: 0, len: 4096, mode }, &FILE));
+        let found = volume(of(FuseRequest::Fallocate { offset: 0, len: 4096, mode }, &FILE));
         assert_eq!(found.map(|request| request.punch), punch, "{mode}");
         assert_eq!(found.map(|request| request.op), Some(Op::WriteZeroes));
     }
     for mode in [0, 1, 8, 18, 32, 64, u32::MAX] {
-        let change = Request::Fallocate { offset: 0, len: 4096, mode };
+        let change = FuseRequest::Fallocate { offset: 0, len: 4096, mode };
         assert_eq!(refused(of(change, &FILE)), Some(Errno::OPNOTSUPP), "{mode}");
     }
-    let empty = of(Request::Fallocate { offset: 0, len: 0, mode: 3 }, &FILE);
+    let empty = of(FuseRequest::Fallocate { offset: 0, len: 0, mode: 3 }, &FILE);
     assert!(matches!(empty, Action::Reply(Ok(Content::Nothing))));
 }
 
 #[test]
 fn a_sync_is_a_flush_and_a_close_is_not() {
-    assert_eq!(volume(of(Request::Fsync, &FILE)).map(|request| request.op), Some(Op::Flush));
-    for request in [Request::Flush, Request::Release, Request::Destroy] {
+    assert_eq!(volume(of(FuseRequest::Fsync, &FILE)).map(|request| request.op), Some(Op::Flush));
+    for request in [FuseRequest::Flush, FuseRequest::Release, FuseRequest::Destroy] {
         assert!(matches!(of(request, &FILE), Action::Reply(Ok(Content::Nothing))));
     }
 }
@@ -163,7 +164,7 @@ fn a_sync_is_a_flush_and_a_close_is_not() {
 #[test]
 fn the_file_has_its_size_and_cannot_get_another() {
     for (file, mode) in [(FILE, 0o100_600), (READ_ONLY, 0o100_400)] {
-        for request in [Request::GetAttr, Request::SetAttr { size: Some(FILE.size) }] {
+        for request in [FuseRequest::GetAttr, FuseRequest::SetAttr { size: Some(FILE.size) }] {
             let Action::Reply(Ok(Content::Attr(out))) = of(request, &file) else {
                 panic!("refused");
             };
@@ -172,7 +173,7 @@ fn the_file_has_its_size_and_cannot_get_another() {
         }
     }
     for size in [None, Some(0), Some(FILE.size + 512)] {
-        assert_eq!(refused(of(Request::SetAttr { size }, &FILE)), Some(Errno::PERM));
+        assert_eq!(refused(of(FuseRequest::SetAttr { size }, &FILE)), Some(Errno::PERM));
     }
 }
 
@@ -184,21 +185,23 @@ fn a_file_is_opened_for_the_accesses_that_it_allows() {
         (READ_ONLY, false, None),
         (READ_ONLY, true, Some(Errno::ROFS)),
     ] {
-        assert_eq!(refused(of(Request::Open { writes }, &file)), expected);
+        assert_eq!(refused(of(FuseRequest::Open { writes }, &file)), expected);
     }
 }
 
 #[test]
 fn requests_for_other_nodes_are_refused_and_notices_ignored() {
-    assert_eq!(refused(of(Request::Unknown, &FILE)), Some(Errno::NOSYS));
-    assert_eq!(refused(of(Request::Lookup, &FILE)), Some(Errno::NOTDIR));
-    assert!(matches!(of(Request::Notice, &FILE), Action::Ignore));
+    assert_eq!(refused(of(FuseRequest::Unknown, &FILE)), Some(Errno::NOSYS));
+    assert_eq!(refused(of(FuseRequest::Lookup, &FILE)), Some(Errno::NOTDIR));
+    assert!(matches!(of(FuseRequest::Notice, &FILE), Action::Ignore));
     let elsewhere = |request| decide(&Message { id: RequestId(1), node: 2, request }, &FILE);
-    for request in [Request::GetAttr, Request::StatFs, Request::Read { offset: 0, len: 512 }] {
+    for request in
+        [FuseRequest::GetAttr, FuseRequest::StatFs, FuseRequest::Read { offset: 0, len: 512 }]
+    {
         assert_eq!(refused(elsewhere(request)), Some(Errno::STALE));
     }
-    assert_eq!(refused(elsewhere(Request::Unknown)), Some(Errno::NOSYS));
-    assert!(matches!(elsewhere(Request::Notice), Action::Ignore));
+    assert_eq!(refused(elsewhere(FuseRequest::Unknown)), Some(Errno::NOSYS));
+    assert!(matches!(elsewhere(FuseRequest::Notice), Action::Ignore));
 }
 
 #[test]

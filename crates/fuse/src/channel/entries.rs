@@ -15,7 +15,7 @@ use forebay_lane::Signal;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::{Channel, InFlight, Kind};
+use super::{Channel, FileRequest, FileRequestKind};
 use crate::answer::{Action, MAX_TRANSFER, VolumeRequest, decide, errno, written};
 use crate::request::{RequestId, parse_entry};
 use crate::wire::{OUT_HEADER, OutHeader};
@@ -51,12 +51,12 @@ impl Queues {
 
 /// The result of a request that the volume executes, for the task that waits for it.
 #[derive(Default)]
-pub(super) struct Outcome {
+pub(super) struct EntryOutcome {
     completion: RefCell<Option<Completion>>,
     changed: Signal,
 }
 
-impl Outcome {
+impl EntryOutcome {
     pub(super) fn set(&self, completion: Completion) {
         self.completion.replace(Some(completion));
         self.changed.raise();
@@ -229,9 +229,9 @@ impl Channel {
         held: u64,
         sink: &Rc<dyn CompletionSink>,
     ) -> (Result<(), IoError>, Option<IoBuf>) {
-        let outcome = Rc::<Outcome>::default();
-        let kind = Kind::Entry(outcome.clone());
-        self.submit(target, request, data, InFlight { id: RequestId(0), held, kind }, sink);
+        let outcome = Rc::<EntryOutcome>::default();
+        let kind = FileRequestKind::Entry(outcome.clone());
+        self.submit(target, request, data, FileRequest { id: RequestId(0), held, kind }, sink);
         let Completion { result, data, .. } = outcome.get().await;
         (result, data)
     }

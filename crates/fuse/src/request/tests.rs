@@ -27,7 +27,7 @@ fn words(words: &[u32]) -> Vec<u8> {
 }
 
 /// Every opcode with parameters that count, the shortest valid parameters, and the request.
-fn kinds() -> Vec<(u32, Vec<u8>, Request)> {
+fn kinds() -> Vec<(u32, Vec<u8>, FuseRequest)> {
     let long = |number: u64| [number as u32, (number >> 32) as u32];
     let at = 5 << 32 | 512;
     let [low, high] = long(at);
@@ -36,26 +36,26 @@ fn kinds() -> Vec<(u32, Vec<u8>, Request)> {
         (
             INIT,
             words(&[7, 44, 4096, 9]),
-            Request::Init { major: 7, minor: 44, max_readahead: 4096, flags: 9, more: 0 },
+            FuseRequest::Init { major: 7, minor: 44, max_readahead: 4096, flags: 9, more: 0 },
         ),
         (SETATTR, words(&[[1 << 3, 0, 0, 0, low, high].as_slice(), &[0; 16]].concat()), {
-            Request::SetAttr { size: Some(at) }
+            FuseRequest::SetAttr { size: Some(at) }
         }),
-        (OPEN, words(&[OFlags::RDWR.bits(), 0]), Request::Open { writes: true }),
+        (OPEN, words(&[OFlags::RDWR.bits(), 0]), FuseRequest::Open { writes: true }),
         (
             READ,
             words(&[0, 0, low, high, 100, 0, 0, 0, 0, 0]),
-            Request::Read { offset: at, len: 100 },
+            FuseRequest::Read { offset: at, len: 100 },
         ),
         (
             WRITE,
             words(&[0, 0, low, high, 0, 0, 0, 0, dsync, 0]),
-            Request::Write { offset: at, len: 0, durable: true },
+            FuseRequest::Write { offset: at, len: 0, durable: true },
         ),
         (
             FALLOCATE,
             words(&[0, 0, low, high, 1024, 0, 3, 0]),
-            Request::Fallocate { offset: at, len: 1024, mode: 3 },
+            FuseRequest::Fallocate { offset: at, len: 1024, mode: 3 },
         ),
     ]
 }
@@ -78,19 +78,19 @@ fn every_request_is_parsed_and_no_shorter_one() {
 #[test]
 fn requests_without_parameters_that_count_are_parsed_with_any() {
     for (opcode, request) in [
-        (LOOKUP, Request::Lookup),
-        (GETATTR, Request::GetAttr),
-        (STATFS, Request::StatFs),
-        (RELEASE, Request::Release),
-        (FSYNC, Request::Fsync),
-        (FLUSH, Request::Flush),
-        (DESTROY, Request::Destroy),
-        (FORGET, Request::Notice),
-        (BATCH_FORGET, Request::Notice),
-        (NOTIFY_REPLY, Request::Notice),
-        (INTERRUPT, Request::Unknown),
-        (0, Request::Unknown),
-        (u32::MAX, Request::Unknown),
+        (LOOKUP, FuseRequest::Lookup),
+        (GETATTR, FuseRequest::GetAttr),
+        (STATFS, FuseRequest::StatFs),
+        (RELEASE, FuseRequest::Release),
+        (FSYNC, FuseRequest::Fsync),
+        (FLUSH, FuseRequest::Flush),
+        (DESTROY, FuseRequest::Destroy),
+        (FORGET, FuseRequest::Notice),
+        (BATCH_FORGET, FuseRequest::Notice),
+        (NOTIFY_REPLY, FuseRequest::Notice),
+        (INTERRUPT, FuseRequest::Unknown),
+        (0, FuseRequest::Unknown),
+        (u32::MAX, FuseRequest::Unknown),
     ] {
         for len in [0, 1, 8, 40, 5000] {
             let parsed = parse(&message(opcode, 9, &vec![0xff; len])).expect("valid");
@@ -133,7 +133,7 @@ fn a_write_has_exactly_the_data_that_it_says() {
         body.resize(body.len() + has, 1);
         let bytes = message(WRITE, ROOT, &body);
         assert_eq!(bytes.len(), WRITE_HEADER + has);
-        let request = Request::Write { offset: 0, len: said, durable: false };
+        let request = FuseRequest::Write { offset: 0, len: said, durable: false };
         assert_eq!(parse(&bytes).map(|it| it.request).ok(), good.then_some(request));
     }
 }
@@ -144,10 +144,10 @@ fn attributes_other_than_the_size_are_told_apart() {
         let body = words(&[[valid, 0, 0, 0, 512, 0].as_slice(), &[0; 16]].concat());
         parse(&message(SETATTR, ROOT, &body)).expect("valid").request
     };
-    assert_eq!(set(1 << 3), Request::SetAttr { size: Some(512) });
-    assert_eq!(set(1 << 3 | 1 << 6 | 1 << 9), Request::SetAttr { size: Some(512) });
+    assert_eq!(set(1 << 3), FuseRequest::SetAttr { size: Some(512) });
+    assert_eq!(set(1 << 3 | 1 << 6 | 1 << 9), FuseRequest::SetAttr { size: Some(512) });
     for valid in [0, 1, 1 << 3 | 1, 1 << 5, u32::MAX] {
-        assert_eq!(set(valid), Request::SetAttr { size: None }, "{valid:#x}");
+        assert_eq!(set(valid), FuseRequest::SetAttr { size: None }, "{valid:#x}");
     }
 }
 
@@ -178,5 +178,5 @@ fn parts_of_an_entry_are_parsed_like_a_message() {
     assert!(parse_entry(&[0; 39], &[0; 128], 0).is_err());
     let more = words(&[7, 44, 0, 1 << 30, 5]);
     let parsed = parse(&message(INIT, 1, &more)).expect("sound").request;
-    assert!(matches!(parsed, Request::Init { more: 5, .. }));
+    assert!(matches!(parsed, FuseRequest::Init { more: 5, .. }));
 }

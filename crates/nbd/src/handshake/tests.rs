@@ -61,7 +61,7 @@ fn parse_replies(mut bytes: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
 struct Outcome {
     sent: Vec<u8>,
     left: Vec<u8>,
-    end: Option<Progress>,
+    end: Option<HandshakeStep>,
 }
 
 impl Outcome {
@@ -75,14 +75,14 @@ impl Outcome {
 
     fn start(&self) -> &Start {
         match &self.end {
-            Some(Progress::Start(start)) => start,
+            Some(HandshakeStep::Start(start)) => start,
             _ => panic!("no session"),
         }
     }
 
     fn reason(&self) -> Reason {
         match &self.end {
-            Some(Progress::Close(reason)) => *reason,
+            Some(HandshakeStep::Close(reason)) => *reason,
             _ => panic!("not closed"),
         }
     }
@@ -104,17 +104,17 @@ fn run_with(security: Security, input: &[u8], step: usize) -> Outcome {
         held.drain(..consumed);
         sent.append(&mut replies);
         match progress {
-            Progress::Receive if at == input.len() => {
+            HandshakeStep::Receive if at == input.len() => {
                 return Outcome { sent, left: held, end: None };
             }
-            Progress::Receive => {
+            HandshakeStep::Receive => {
                 assert!(held.len() < OPTION_DATA_MAX + OptionHeader::SIZE);
                 let end = (at + step).min(input.len());
                 held.extend_from_slice(&input[at..end]);
                 at = end;
             }
-            Progress::Send => {}
-            Progress::StartTls => handshake.secured(),
+            HandshakeStep::Send => {}
+            HandshakeStep::StartTls => handshake.secured(),
             end => {
                 held.extend_from_slice(&input[at..]);
                 return Outcome { sent, left: held, end: Some(end) };
@@ -412,6 +412,6 @@ fn replies_do_not_pile_up() {
     let mut handshake = Handshake::new(Security::Plain, &mut replies);
     let input = fixed(&vec![option(option::LIST, &[]); 3000]);
     let (consumed, progress) = handshake.advance(&input, &exports, &mut replies);
-    assert!(matches!(progress, Progress::Send));
+    assert!(matches!(progress, HandshakeStep::Send));
     assert!(consumed < input.len() && replies.len() < REPLIES_HIGH + 1024);
 }

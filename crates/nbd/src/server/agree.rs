@@ -2,8 +2,8 @@
 
 use forebay_device::IoBuf;
 
-use super::{Client, Phase, Shared, connection_bytes};
-use crate::handshake::{Handshake, Progress, Start};
+use super::{Client, ClientPhase, ServerState, connection_bytes};
+use crate::handshake::{Handshake, HandshakeStep, Start};
 use crate::inbox::Inbox;
 use crate::limits::Place;
 use crate::listener::{Listener, is_remote, widen};
@@ -12,7 +12,7 @@ use crate::sessions::{InSession, Peer};
 /// Takes a place for a client that has chosen an export, unless that takes no clients any more.
 fn enter(
     client: &Client,
-    shared: &Shared,
+    shared: &ServerState,
     export: &str,
     listener: &Listener,
 ) -> Option<(InSession, Place)> {
@@ -31,7 +31,7 @@ fn enter(
 /// Runs the handshake. Returns `None` if it ends without a session.
 pub(super) async fn agree(
     client: &Client,
-    shared: &Shared,
+    shared: &ServerState,
     inbox: &mut Inbox,
     listener: &Listener,
 ) -> Option<(Start, InSession, Place)> {
@@ -43,10 +43,10 @@ pub(super) async fn agree(
     loop {
         let (consumed, progress) = handshake.advance(inbox.unused(), &open, &mut replies);
         inbox.consume(consumed);
-        if let Progress::Start(start) = &progress {
+        if let HandshakeStep::Start(start) = &progress {
             // The client holds the target from now on, so `dismiss` must be able to find it by its
             // export.
-            client.phase.replace(Phase::Agreed(start.export.clone()));
+            client.phase.replace(ClientPhase::Agreed(start.export.clone()));
             entered = Some(enter(client, shared, &start.export, listener)?);
         }
         if !replies.is_empty() {
@@ -56,13 +56,13 @@ pub(super) async fn agree(
             replies.clear();
         }
         match progress {
-            Progress::Receive => {
+            HandshakeStep::Receive => {
                 if inbox.receive(socket).await.ok()? == 0 {
                     return None;
                 }
             }
-            Progress::Send => {}
-            Progress::StartTls => {
+            HandshakeStep::Send => {}
+            HandshakeStep::StartTls => {
                 // Bytes that the client sent before TLS are not parsed as plaintext.
                 let config = listener.tls()?.config(shared.lane.now()).await;
                 let work = shared.count.tls_work();
@@ -75,11 +75,11 @@ pub(super) async fn agree(
                 inbox.consume(inbox.unused().len());
                 handshake.secured();
             }
-            Progress::Start(start) => {
+            HandshakeStep::Start(start) => {
                 let (entered, place) = entered?;
                 return Some((start, entered, place));
             }
-            Progress::Close(reason) => {
+            HandshakeStep::Close(reason) => {
                 tracing::debug!(%reason, "a handshake ends without a session");
                 socket.end_tls().await;
                 return None;

@@ -94,7 +94,8 @@ fn an_answered_write_of_an_outliving_device_survives_the_daemon() {
         for command in [command::READ, command::WRITE, command::TRIM, command::WRITE_ZEROES] {
             let flags = if asked { command_flag::FUA } else { 0 };
             let verdict = judge(&header(command, flags, 0, 4096), &session);
-            let Verdict::Accept(Command { kind: Kind::Volume { survives, .. }, .. }) = verdict
+            let Verdict::Accept(Command { kind: RequestEffect::Volume { survives, .. }, .. }) =
+                verdict
             else {
                 panic!("{command} is refused");
             };
@@ -235,7 +236,10 @@ fn feed(headers: Headers, bytes: &[u8], step: usize, window: usize) -> Vec<Strin
                 held.extend_from_slice(&bytes[at..end]);
                 at = end;
             }
-            Event::Command { command: Command { kind: Kind::Volume { op, .. }, .. }, payload } => {
+            Event::Command {
+                command: Command { kind: RequestEffect::Volume { op, .. }, .. },
+                payload,
+            } => {
                 events.push(name(op, payload));
             }
             Event::LargeWrite { command, start } => {

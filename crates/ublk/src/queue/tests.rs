@@ -69,7 +69,7 @@ type Executed = (Result<(), Errno>, IoBuf);
 
 struct Bench {
     lane: Rc<Lane>,
-    queue: Rc<Queue>,
+    queue: Rc<ServedQueue>,
     volume: Rc<Keeping>,
     budget: Arc<MemoryBudget>,
     executed: Rc<RefCell<Vec<Executed>>>,
@@ -88,7 +88,7 @@ impl Bench {
             flushes: true,
         };
         let ring = Ring::new().expect("a ring");
-        let queue = Queue::new(("v", 0), (volume.clone(), facts), (ring, memory));
+        let queue = ServedQueue::new(("v", 0), (volume.clone(), facts), (ring, memory));
         queue.outcomes.replace((0..2).map(|_| Rc::default()).collect());
         let lane = Lane::new(LaneId(0), Arc::new(ManualClock::default()), || ());
         Bench { lane, queue, volume, budget, executed: Rc::default() }

@@ -73,7 +73,7 @@ struct Bench {
     lane: Rc<Lane>,
     ring: Rc<Ring>,
     clock: Arc<ManualClock>,
-    queue: Rc<Queue>,
+    queue: Rc<GuestQueue>,
     volume: Rc<Keeping>,
     budget: Arc<MemoryBudget>,
     /// The record of requests in progress.
@@ -130,7 +130,7 @@ impl Bench {
             tracker: outlives.then(|| tracker(&record)),
         };
         let (volume, ring) = (Rc::new(Keeping::default()), Ring::new().expect("a ring"));
-        let queue = Queue::open(start, volume.clone(), &ring, &budget).expect("valid");
+        let queue = GuestQueue::open(start, volume.clone(), &ring, &budget).expect("valid");
         let clock = Arc::new(ManualClock::default());
         let lane = Lane::new(LaneId(0), clock.clone(), || ());
         lane.spawn(run(queue.clone(), lane.clone()));
@@ -278,7 +278,7 @@ fn nothing_is_written_whose_data_the_guest_has_taken_away() {
             bench.budget.give(MemoryUse::Requests, taken);
             bench.run();
             assert_eq!(bench.waiting(), 0, "{len} {truncated}");
-            assert_eq!(bench.queue.phase.get(), Phase::Over, "the client is dropped");
+            assert_eq!(bench.queue.phase.get(), QueuePhase::Over, "the client is dropped");
             assert_eq!(bench.guest.collect(), [], "nothing is answered");
             assert_eq!(bench.budget.used(MemoryUse::Requests), 0);
         }
@@ -292,7 +292,7 @@ fn a_stop_after_a_panic_waits_for_the_requests_in_progress() {
     bench.offer(1, OUT, 4096);
     bench.volume.panics.set(true);
     bench.offer(2, OUT, 4096);
-    assert_eq!((bench.lane.panics(), bench.queue.phase.get()), (1, Phase::Over));
+    assert_eq!((bench.lane.panics(), bench.queue.phase.get()), (1, QueuePhase::Over));
     bench.stop();
     for _ in 0..2 {
         assert_eq!(bench.stopped(), None, "the volume has a request");

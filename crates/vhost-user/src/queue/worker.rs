@@ -15,9 +15,9 @@ use forebay_engine::{Coming, CompletionSink, Request};
 use forebay_lane::sleep::Sleep;
 use forebay_lane::{Lane, either, yield_now};
 
-use super::{Broken, InFlight, Phase, Queue, SMALL, status};
+use super::{Broken, GuestQueue, GuestRequest, QueuePhase, SMALL, status};
 use crate::chain::Head;
-use crate::request::{BlockRequest, ID_BYTES, Kind, Status};
+use crate::request::{BlockRequest, GuestOperation, ID_BYTES, Status};
 use crate::virtqueue::QueueError;
 
 /// Requests that are taken at a time.
@@ -45,7 +45,7 @@ enum Next {
 }
 
 struct Worker {
-    queue: Rc<Queue>,
+    queue: Rc<GuestQueue>,
     lane: Rc<Lane>,
     sink: Rc<dyn CompletionSink>,
     /// Requests that were taken and not executed yet.
@@ -65,12 +65,12 @@ struct Worker {
 }
 
 /// Drops the client if the task panics, because no other task would answer it.
-struct Panics(Rc<Queue>);
+struct Panics(Rc<GuestQueue>);
 
 impl Drop for Panics {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.phase.set(Phase::Over);
+            self.0.phase.set(QueuePhase::Over);
             self.0.session.fail(&"the task of its queue has panicked");
             self.0.answer_stop();
         }
@@ -78,7 +78,7 @@ impl Drop for Panics {
 }
 
 /// Serves a queue until it is stopped or broken.
-pub(crate) async fn run(queue: Rc<Queue>, lane: Rc<Lane>) {
+pub(crate) async fn run(queue: Rc<GuestQueue>, lane: Rc<Lane>) {
     let panics = Panics(queue.clone());
     let mut worker = Worker {
         sink: queue.clone(),
@@ -104,7 +104,7 @@ pub(crate) async fn run(queue: Rc<Queue>, lane: Rc<Lane>) {
     while queue.in_flight.get() > 0 {
         poll_fn(|context| queue.work.poll(context)).await;
     }
-    queue.phase.set(Phase::Over);
+    queue.phase.set(QueuePhase::Over);
     let base = queue.rings.borrow().virtqueue.base();
     let stop = queue.stop.take();
     drop((worker, panics, queue));
@@ -138,7 +138,7 @@ impl Worker {
 
     /// Whether a stopped queue has answered everything.
     fn is_done(&self) -> bool {
-        let stopping = self.queue.phase.get() == Phase::Stopping;
+        let stopping = self.queue.phase.get() == QueuePhase::Stopping;
         stopping && self.queue.in_flight.get() == 0 && self.taken.is_empty()
     }
 
@@ -176,7 +176,7 @@ impl Worker {
                 self.take()?;
             }
             let any = !self.taken.is_empty();
-            while queue.phase.get() != Phase::Broken
+            while queue.phase.get() != QueuePhase::Broken
                 && let Some(request) = self.taken.pop_front()
             {
                 self.announce();
@@ -210,7 +210,7 @@ impl Worker {
         for head in &again {
             self.parse(*head)?;
         }
-        if !again.is_empty() || queue.phase.get() != Phase::Open {
+        if !again.is_empty() || queue.phase.get() != QueuePhase::Open {
             return Ok(());
         }
         let broken = |error| queue.queue_error(error);
@@ -252,8 +252,12 @@ impl Worker {
         let hints = [Coming::Next, Coming::Later];
         for (request, coming) in self.taken.iter().zip(hints) {
             match request.kind {
-                Kind::Read { offset, .. } => self.queue.target.expect(Op::Read, offset, coming),
-                Kind::Write { offset, .. } => self.queue.target.expect(Op::Write, offset, coming),
+                GuestOperation::Read { offset, .. } => {
+                    self.queue.target.expect(Op::Read, offset, coming)
+                }
+                GuestOperation::Write { offset, .. } => {
+                    self.queue.target.expect(Op::Write, offset, coming)
+                }
                 _ => {}
             }
         }
@@ -263,13 +267,17 @@ impl Worker {
     fn execute(&self, request: BlockRequest) -> Result<(), BlockRequest> {
         let queue = &*self.queue;
         let (op, offset, len, no_hole) = match request.kind {
-            Kind::Refused(status) => return self.answer(request, &[], status),
-            Kind::Id => return self.answer(request, &name(&queue.session.volume), Status::Ok),
-            Kind::Flush => (Op::Flush, 0, 0, false),
-            Kind::Read { offset, len } => (Op::Read, offset, len, false),
-            Kind::Write { offset, len } => (Op::Write, offset, len, false),
-            Kind::Discard { offset, len } => (Op::Discard, offset, len, false),
-            Kind::WriteZeroes { offset, len, no_hole } => (Op::WriteZeroes, offset, len, no_hole),
+            GuestOperation::Refused(status) => return self.answer(request, &[], status),
+            GuestOperation::Id => {
+                return self.answer(request, &name(&queue.session.volume), Status::Ok);
+            }
+            GuestOperation::Flush => (Op::Flush, 0, 0, false),
+            GuestOperation::Read { offset, len } => (Op::Read, offset, len, false),
+            GuestOperation::Write { offset, len } => (Op::Write, offset, len, false),
+            GuestOperation::Discard { offset, len } => (Op::Discard, offset, len, false),
+            GuestOperation::WriteZeroes { offset, len, no_hole } => {
+                (Op::WriteZeroes, offset, len, no_hole)
+            }
         };
         let inside = offset.checked_add(len).is_some_and(|end| end <= queue.target.size());
         let writes = matches!(op, Op::Write | Op::WriteZeroes | Op::Discard);
@@ -321,7 +329,7 @@ impl Worker {
         let tag = u64::from(request.head.0);
         let place = usize::from(request.head.0);
         if let Some(place) = queue.requests.borrow_mut().get_mut(place) {
-            *place = Some(InFlight { request, held });
+            *place = Some(GuestRequest { request, held });
         }
         queue.in_flight.set(queue.in_flight.get() + 1);
         let submitted = Request { tag, op, offset, len, survives, fast: false, no_hole, data };

@@ -5,7 +5,11 @@ use crate::testing::{BUFFERS, CLIENT, GUEST, Guest};
 const SIZE: u16 = 8;
 
 /// Parses a request of readable and writable buffers of these lengths, all in a row.
-fn parse(header: &[u8], readable: &[u32], writable: &[u32]) -> Result<Kind, RequestError> {
+fn parse(
+    header: &[u8],
+    readable: &[u32],
+    writable: &[u32],
+) -> Result<GuestOperation, RequestError> {
     let guest = Guest::new(SIZE);
     guest.memory.write(GuestAddress(BUFFERS), header).expect("in memory");
     let (mut at, count) = (BUFFERS, readable.len() + writable.len());
@@ -38,33 +42,33 @@ fn requests_are_read_whatever_their_framing() {
         (&[16], &[4097]),
         (&[0, 16, 0], &[0, 4096, 0, 1]),
     ] {
-        let expected = Ok(Kind::Read { offset: 1536, len: 4096 });
+        let expected = Ok(GuestOperation::Read { offset: 1536, len: 4096 });
         assert_eq!(parse(&read, readable, writable), expected, "{readable:?} {writable:?}");
     }
     let write = parse(&header(OUT, 1, &[]), &[16, 512, 512], &[1]);
-    assert_eq!(write, Ok(Kind::Write { offset: 512, len: 1024 }));
-    assert_eq!(parse(&header(FLUSH, 7, &[]), &[16], &[1]), Ok(Kind::Flush));
-    assert_eq!(parse(&header(GET_ID, 0, &[]), &[16], &[20, 1]), Ok(Kind::Id));
+    assert_eq!(write, Ok(GuestOperation::Write { offset: 512, len: 1024 }));
+    assert_eq!(parse(&header(FLUSH, 7, &[]), &[16], &[1]), Ok(GuestOperation::Flush));
+    assert_eq!(parse(&header(GET_ID, 0, &[]), &[16], &[20, 1]), Ok(GuestOperation::Id));
 }
 
 #[test]
 fn ranges_are_read() {
     let range = |flags: u64| header(DISCARD, 0, &[8, 16 | flags << 32]);
     let discard = parse(&range(0), &[16, 16], &[1]);
-    assert_eq!(discard, Ok(Kind::Discard { offset: 4096, len: 8192 }));
-    assert_eq!(parse(&range(1), &[32], &[1]), Ok(Kind::Refused(Status::Unsupported)));
+    assert_eq!(discard, Ok(GuestOperation::Discard { offset: 4096, len: 8192 }));
+    assert_eq!(parse(&range(1), &[32], &[1]), Ok(GuestOperation::Refused(Status::Unsupported)));
     let zeroes = |flags: u64| header(WRITE_ZEROES, 0, &[8, 16 | flags << 32]);
     for (flags, no_hole) in [(0, true), (1, false)] {
-        let expected = Ok(Kind::WriteZeroes { offset: 4096, len: 8192, no_hole });
+        let expected = Ok(GuestOperation::WriteZeroes { offset: 4096, len: 8192, no_hole });
         assert_eq!(parse(&zeroes(flags), &[32], &[1]), expected);
     }
-    assert_eq!(parse(&zeroes(2), &[32], &[1]), Ok(Kind::Refused(Status::Unsupported)));
+    assert_eq!(parse(&zeroes(2), &[32], &[1]), Ok(GuestOperation::Refused(Status::Unsupported)));
     let two = header(WRITE_ZEROES, 0, &[8, 16, 8, 16]);
-    assert_eq!(parse(&two, &[48], &[1]), Ok(Kind::Refused(Status::Unsupported)));
+    assert_eq!(parse(&two, &[48], &[1]), Ok(GuestOperation::Refused(Status::Unsupported)));
     let far = header(WRITE_ZEROES, 0, &[u64::MAX, 16]);
-    assert_eq!(parse(&far, &[32], &[1]), Ok(Kind::Refused(Status::Failed)));
+    assert_eq!(parse(&far, &[32], &[1]), Ok(GuestOperation::Refused(Status::Failed)));
     let long = header(WRITE_ZEROES, 0, &[0, u64::from(u32::MAX)]);
-    assert_eq!(parse(&long, &[32], &[1]), Ok(Kind::Refused(Status::Failed)));
+    assert_eq!(parse(&long, &[32], &[1]), Ok(GuestOperation::Refused(Status::Failed)));
 }
 
 #[test]
@@ -73,9 +77,15 @@ fn unanswerable_requests_differ_from_refused_ones() {
     assert_eq!(parse(&read, &[15], &[513]), Err(RequestError::Header));
     assert_eq!(parse(&read, &[16], &[]), Err(RequestError::Status));
     assert_eq!(parse(&read, &[16], &[0]), Err(RequestError::Status));
-    assert_eq!(parse(&read, &[16], &[100]), Ok(Kind::Refused(Status::Failed)));
-    assert_eq!(parse(&header(IN, u64::MAX, &[]), &[16], &[513]), Ok(Kind::Refused(Status::Failed)));
-    assert_eq!(parse(&header(77, 0, &[]), &[16], &[1]), Ok(Kind::Refused(Status::Unsupported)));
+    assert_eq!(parse(&read, &[16], &[100]), Ok(GuestOperation::Refused(Status::Failed)));
+    assert_eq!(
+        parse(&header(IN, u64::MAX, &[]), &[16], &[513]),
+        Ok(GuestOperation::Refused(Status::Failed))
+    );
+    assert_eq!(
+        parse(&header(77, 0, &[]), &[16], &[1]),
+        Ok(GuestOperation::Refused(Status::Unsupported))
+    );
 }
 
 #[test]
