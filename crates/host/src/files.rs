@@ -1,4 +1,4 @@
-//! Small files of the kernel, and names in its directories.
+//! Texts and numbers in files of `/proc` and `/sys`, and the names in their directories.
 
 use std::fs;
 use std::io::Read;

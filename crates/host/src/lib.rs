@@ -1,5 +1,5 @@
 //! Facts about this host, as the kernel gives them in `/proc` and `/sys`, and the paths of unix
-//! sockets. Every other crate may use it; lanes do not, because files are read.
+//! sockets. Lanes do not call it, because reading a file may block.
 //!
 //! - [`files`]: the small files in which the kernel describes everything
 //! - [`sysfs`]: block devices; [`uevent`]: makes udev look at one again

@@ -32,7 +32,7 @@ pub fn directory(number: u64) -> Option<PathBuf> {
     fs::canonicalize(of_number(number)).ok()
 }
 
-/// Returns a path that leads to the directory of a disk, such as `/dev/loop0`.
+/// Returns the path of the sysfs directory of a disk like `/dev/loop0`.
 pub fn of_disk(device: &Path) -> PathBuf {
     Path::new("/sys/block").join(device.file_name().unwrap_or_default())
 }

@@ -95,29 +95,28 @@ impl<'a> Filler<'a> {
         gate: Option<Gate>,
     ) -> Result<(), Retry> {
         let asked = gate.map(|gate| self.ask(gate, &range));
-        let enters = asked.as_ref().is_some_and(Admissions::admits_any);
+        let asked = asked.as_ref();
+        let enters = asked.is_some_and(Admissions::admits_any);
         let (own, span) = (
             self.origin_span(&range, None),
             self.origin_span(&range, enters.then(|| self.fill_bytes())),
         );
         if enters && let Some((more, _promotion)) = self.promotion(&range, &span) {
             // Only the promoted part may be bad.
-            let fills = asked.as_ref();
-            let result = self.read_wider(&range, &more, into, fills, Widened::Promoted).await;
+            let result = self.read_wider(&range, &more, into, asked, Widened::Promoted).await;
             if let Some(result) = result {
                 return result;
             }
         }
         if span != own {
             // The same of the rest of the blocks.
-            let fills = asked.as_ref();
-            let result = self.read_wider(&range, &span, into, fills, Widened::Filled).await;
+            let result = self.read_wider(&range, &span, into, asked, Widened::Filled).await;
             if let Some(result) = result {
                 return result;
             }
         }
         let asked = asked.filter(|_| span == own);
-        match self.read_span(&range, &own, into, asked.as_ref()).await {
+        match self.read_span(&range, &own, into, asked).await {
             Err(Failed::Origin(error)) => {
                 self.cannot_read(&own, error).await;
                 Err(Retry::Fail(IoError::Io))
