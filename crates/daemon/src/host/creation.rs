@@ -202,7 +202,7 @@ impl EngineHost {
             let open = self.open_new(new, &cache_spec, &origin, &place)?;
             let effect = work.commit().map_err(|_| faults::given_up())?;
             let _wait = self.served.wait_for(&volume.name, &volume.origin);
-            self.create_in(volume, origin, &place, &open, &effect)
+            self.add_volume(volume, origin, &place, &open, &effect)
         });
         if created.is_ok() {
             made.into_iter().for_each(Made::keep);
@@ -343,7 +343,7 @@ impl EngineHost {
     }
 
     /// Creates the volume in an open cache.
-    pub(super) fn create_in(
+    pub(super) fn add_volume(
         &self,
         volume: &Definition,
         origin: Arc<dyn Device>,

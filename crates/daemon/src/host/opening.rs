@@ -155,7 +155,7 @@ impl EngineHost {
             *cache = Some(opened.clone());
             opened
         };
-        self.create_in(volume, origin, place, &opened, &effect)
+        self.add_volume(volume, origin, place, &opened, &effect)
     }
 
     fn bring_up_at(
