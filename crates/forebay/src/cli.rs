@@ -1,46 +1,49 @@
-//! The command line, declared once: parser, help, man pages and completions all come from here.
+//! The command line, declared once: parser, help, man pages and completions all come from here. One
+//! file per verb; those that set `caching` share one. `progress` follows an operation.
+
+mod advise;
+mod apply;
+mod block_device;
+mod caching;
+mod check;
+mod completions;
+mod create;
+mod daemon;
+mod delete;
+mod demo;
+mod doctor;
+mod drop;
+mod dump;
+mod events;
+mod flush;
+mod list;
+mod man;
+mod memory;
+mod probe;
+mod profiles;
+mod progress;
+mod ranges;
+mod set;
+mod show;
+mod start;
+mod stop;
+mod support;
+mod take_over;
+mod top;
+mod trace;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{CommandFactory, Parser, Subcommand, ValueHint};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
+use forebay_admin::VolumeName;
+use forebay_admin::api::Operate;
+use forebay_daemon::signals;
 
 use crate::client::DaemonClient;
 use crate::exit::{self, VerbResult};
 use crate::output::print_line;
 use crate::values::timeout;
-use crate::verbs::{
-    NameArgs,
-    advise::{self, AdviseArgs},
-    apply::{self, ApplyArgs},
-    block_device, caching,
-    check::{self, CheckArgs},
-    completions,
-    create::{self, CreateArgs},
-    daemon::{self, DaemonArgs},
-    delete::{self, DeleteArgs},
-    demo::{self, DemoArgs},
-    doctor::{self, DoctorArgs},
-    drop::{self, DropArgs},
-    dump::{self, DumpArgs},
-    events::{self, EventsArgs},
-    flush,
-    list::{self, ListArgs},
-    man,
-    memory::{self, MemoryArgs},
-    probe::{self, ProbeArgs},
-    profiles::{self, ProfilesArgs},
-    ranges::{self, EvictArgs, PinArgs, PrefetchArgs, UnpinArgs},
-    set::{self, SetArgs},
-    show::{self, ShowArgs},
-    start::{self, StartArgs},
-    stop::{self, StopArgs},
-    support::{self, SupportArgs},
-    take_over,
-    top::{self, TopArgs},
-    trace::{self, TraceArgs},
-};
-use forebay_daemon::signals;
 
 /// A block cache in user space: RAM and an SSD in front of a slow block device.
 #[derive(Debug, Parser)]
@@ -81,27 +84,27 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Run the daemon in the foreground
-    Daemon(Box<DaemonArgs>),
+    Daemon(Box<daemon::DaemonArgs>),
     /// Create a volume, serve it, print its block device or NBD URI
-    Create(CreateArgs),
+    Create(create::CreateArgs),
     /// Make the volumes match a file that declares them; a second run changes nothing
-    Apply(ApplyArgs),
+    Apply(apply::ApplyArgs),
     /// Show the profiles of create --profile: their settings and sources
-    Profiles(ProfilesArgs),
+    Profiles(profiles::ProfilesArgs),
     /// List the volumes
-    List(ListArgs),
+    List(list::ListArgs),
     /// Show everything about one volume
     #[command(after_help = forebay_admin::reasons::help_text())]
-    Show(ShowArgs),
+    Show(show::ShowArgs),
     /// Watch the volumes: hits, requests, latencies, dirty data and writeback
     #[command(after_help = top::keys())]
-    Top(TopArgs),
+    Top(top::TopArgs),
     /// Print events of volumes, devices and the daemon
     #[command(after_help = forebay_admin::event::help_text())]
-    Events(EventsArgs),
+    Events(events::EventsArgs),
     /// Change settings of a volume
     #[command(after_help = forebay_settings::help::help_text())]
-    Set(SetArgs),
+    Set(set::SetArgs),
     /// Write all dirty blocks of a volume to its origin
     Flush(NameArgs),
     /// Write everything to the origin that only the cache has, then pass all requests through to it
@@ -111,39 +114,39 @@ pub(crate) enum Verb {
     /// Cache again after pause or freeze
     Resume(NameArgs),
     /// Discard cached data of a volume; data that is not on the origin yet stays
-    Drop(DropArgs),
+    Drop(drop::DropArgs),
     /// Load ranges or files into the cache; without any, the blocks that RAM held at the last stop
-    Prefetch(PrefetchArgs),
+    Prefetch(ranges::PrefetchArgs),
     /// Keep ranges or files in the cache, and load them; without any, print the pinned ranges
-    Pin(PinArgs),
+    Pin(ranges::PinArgs),
     /// Let ranges or files be evicted again
-    Unpin(UnpinArgs),
+    Unpin(ranges::UnpinArgs),
     /// Discard cached data of ranges or files; data that is not on the origin yet stays
-    Evict(EvictArgs),
+    Evict(ranges::EvictArgs),
     /// Show the daemon's memory, or change its limit
-    Memory(MemoryArgs),
+    Memory(memory::MemoryArgs),
     /// Stop serving a volume; its cache stays warm
-    Stop(StopArgs),
+    Stop(stop::StopArgs),
     /// Serve a stopped volume again
-    Start(StartArgs),
+    Start(start::StartArgs),
     /// Remove a volume from its cache; dirty blocks are written to the origin first
-    Delete(DeleteArgs),
+    Delete(delete::DeleteArgs),
     /// Verify a cache device that no daemon uses; changes nothing
-    Check(CheckArgs),
+    Check(check::CheckArgs),
     /// Print the content of a cache device that no daemon uses; changes nothing
-    Dump(DumpArgs),
+    Dump(dump::DumpArgs),
     /// Print the role of a block device for Forebay; changes nothing
-    Probe(ProbeArgs),
+    Probe(probe::ProbeArgs),
     /// Show the effect of a cache on modelled disks, and that a crash loses nothing
-    Demo(DemoArgs),
+    Demo(demo::DemoArgs),
     /// Check this host for missing parts, and recommend a front end
-    Doctor(DoctorArgs),
+    Doctor(doctor::DoctorArgs),
     /// Collect a bug report's files into an archive, without data of volumes and without secrets
-    Support(SupportArgs),
+    Support(support::SupportArgs),
     /// Recommend a cache size from a trace or from a running volume
-    Advise(AdviseArgs),
+    Advise(advise::AdviseArgs),
     /// Record the requests of a volume's clients, as a trace that advise reads
-    Trace(TraceArgs),
+    Trace(trace::TraceArgs),
     /// Attach and detach loop devices for a daemon
     #[command(name = forebay_daemon::helper::VERB, hide = true)]
     BlockDevice {
@@ -233,6 +236,25 @@ pub(crate) fn run(cli: Cli) -> VerbResult {
 /// Returns the declarations, from which other texts are generated.
 pub(crate) fn command() -> clap::Command {
     Cli::command()
+}
+
+/// Arguments of verbs that take one volume.
+#[derive(Debug, Args)]
+pub(crate) struct NameArgs {
+    /// The volume
+    pub(crate) name: VolumeName,
+}
+
+/// Starts an operation on a volume and follows it to its end.
+fn operate<Q: serde::Serialize>(
+    client: &DaemonClient,
+    endpoint: &Operate<Q>,
+    name: &VolumeName,
+    request: &Q,
+    doing: &str,
+) -> VerbResult {
+    let begun = client.call(endpoint, name, request)?;
+    progress::follow(client, begun, &format!("{doing} {name}"))
 }
 
 #[cfg(test)]

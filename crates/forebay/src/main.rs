@@ -1,8 +1,9 @@
 //! The one binary: `forebay daemon` owns the caches, every other verb talks to it or works on a
 //! device that no daemon uses.
 //!
-//! - `cli`: the verbs, declared once for the parser, help, man pages and completions
-//! - `verbs`: one file per verb, with its arguments; `values`: their parsers
+//! - `cli`: the verbs, declared once for the parser, help, man pages and completions; one file per
+//!   verb, with its arguments
+//! - `values`: parsers of arguments
 //! - `client`: the client of the daemon
 //! - `misaligned`: partitions that do not begin where blocks do
 //! - `process`: the state of a daemon that does not answer
@@ -25,7 +26,6 @@ mod paths;
 mod process;
 mod sparse;
 mod values;
-mod verbs;
 
 fn main() {
     let code = match cli::parse() {

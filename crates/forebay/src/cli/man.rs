@@ -12,10 +12,10 @@ use clap_mangen::Man;
 use forebay_admin::{ApiError, SETTINGS};
 use forebay_core::why::Why;
 
+use crate::cli::top::{KEYS, REVERSE};
 use crate::exit::{EXIT_CODES, VerbResult};
 use crate::output::print_bytes;
 use crate::paths::io_error;
-use crate::verbs::top::{KEYS, REVERSE};
 
 /// Prints the main page, or writes all pages into a directory.
 pub(crate) fn run(dir: Option<&Path>, command: Command) -> VerbResult {

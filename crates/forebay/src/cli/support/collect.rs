@@ -11,10 +11,10 @@ use forebay_offline::dump;
 use serde_json::Value;
 
 use super::redact::Redactor;
+use crate::cli::doctor;
 use crate::client::{DaemonClient, parse};
 use crate::output::json;
 use crate::paths;
-use crate::verbs::doctor;
 use forebay_daemon::devices::{DeviceName, NO_CACHE};
 use forebay_daemon::{peek_state, read_events};
 

@@ -77,7 +77,7 @@ impl Order {
 
 #[cfg(test)]
 mod tests {
-    use crate::verbs::top::KEYS;
+    use crate::cli::top::KEYS;
 
     use super::*;
 
