@@ -13,7 +13,7 @@
 //!   that: the model is such a disk with mechanics of that many times the speed (an array, or
 //!   15,000 rpm) and a read cache; these two parameters fit the two rows.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use forebay_core::Mode;
 
@@ -58,24 +58,29 @@ pub(super) fn report() -> LabResult<Report> {
     Report::parse(include_str!("../../../published/000.toml"))
 }
 
-fn workload(zipf: Arc<Zipf>) -> Workload {
-    Workload { shape: Shape::Zipf(zipf), start: 0, span: FILE, len: 4096, writes: 10, depth: 32 }
+fn workload() -> Workload {
+    Workload {
+        shape: Shape::Zipf(ZIPF.clone()),
+        start: 0,
+        span: FILE,
+        len: 4096,
+        writes: 10,
+        depth: 32,
+    }
 }
 
-fn zipf() -> Arc<Zipf> {
-    Zipf::new((FILE / 4096) as u32)
-}
+/// The distribution of every run, which takes seconds to compute.
+static ZIPF: LazyLock<Arc<Zipf>> = LazyLock::new(|| Zipf::new((FILE / 4096) as u32));
 
 fn span() -> Span {
     Span { requests: Some(REQUESTS), ..Span::seconds(SECONDS) }
 }
 
 fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
-    let zipf = zipf();
     let mut measurements = Vec::new();
     for (server, timing) in [(Server::Hdd, disk()), (Server::Ssd, ssd())] {
         let warm = Span { warm_up: 10.0, ..span() };
-        let found = context.raw(timing, "mix", workload(zipf.clone()), warm)?;
+        let found = context.raw(timing, "mix", workload(), warm)?;
         for experiment in ["writeback", "writethrough"] {
             measurements.push(Measurement::of_model(server, experiment, vec![found.clone()]));
         }
@@ -92,7 +97,7 @@ fn cached(context: &Context, config: &Config, cold: bool) -> LabResult<Vec<Measu
         world.warm(0..FILE / 10 * 9)?;
         span()
     };
-    let found = context.volume(&mut world, "mix", 0, workload(zipf()), span)?;
+    let found = context.volume(&mut world, "mix", 0, workload(), span)?;
     Ok(vec![Measurement::of_volume(config, config.settings.mode.name(), vec![found])])
 }
 
