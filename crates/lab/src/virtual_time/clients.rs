@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use forebay_core::Nanos;
 
-use crate::error::LabResult;
+use crate::error::{LabResult, other};
 
 use super::access::{Access, Generator, Workload};
 use super::cpu::Cpu;
@@ -31,6 +31,19 @@ pub(crate) trait Server {
     fn advance(&mut self, to: Nanos);
 
     fn gauges(&self) -> Gauges;
+
+    /// Lets time pass until the one request that is under way has ended.
+    fn finish(&mut self) -> LabResult<()> {
+        let mut ended = Vec::new();
+        loop {
+            self.settle(&mut ended)?;
+            if !ended.is_empty() {
+                return Ok(());
+            }
+            let next = self.next_event().ok_or_else(|| other("a request never ends"))?;
+            self.advance(next.max(self.now()));
+        }
+    }
 }
 
 /// Duration of a run.
@@ -200,7 +213,7 @@ pub(crate) fn run<S: Server>(
         let next = match (entering, event) {
             (Some(one), Some(other)) => one.min(other),
             (Some(one), None) | (None, Some(one)) => one,
-            (None, None) => return Err(crate::error::other("no request is in flight any more")),
+            (None, None) => return Err(other("no request is in flight any more")),
         };
         let next = next.max(now);
         if next >= measure_from && this.measuring.is_none() {
@@ -254,11 +267,9 @@ fn settle_rest<S: Server>(server: &mut S, mut under_way: usize, end: Nanos) -> L
         if under_way == 0 {
             break;
         }
-        let Some(next) = server.next_event() else {
-            return Err(crate::error::other("a request never ends"));
-        };
+        let next = server.next_event().ok_or_else(|| other("a request never ends"))?;
         if next.0 > end.0 + 3_600_000_000_000 {
-            return Err(crate::error::other("a request has not ended for an hour"));
+            return Err(other("a request has not ended for an hour"));
         }
         let next = next.max(server.now());
         server.advance(next);

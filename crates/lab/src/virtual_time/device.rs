@@ -8,12 +8,13 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use forebay_core::{Clock, Nanos};
 use forebay_device::model::{ModelCounters, ModelOp};
 use forebay_device::{
-    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId, OpTable,
     QueueContext,
 };
 use parking_lot::Mutex;
@@ -21,6 +22,8 @@ use parking_lot::Mutex;
 use super::timing::Timing;
 
 const PAGE: usize = 4096;
+/// Nanoseconds by which a [`Timing`] may complete an operation before the time that it announced.
+const ROUNDING: u64 = 2;
 const SECTOR: usize = 512;
 /// Every eight bytes of a payload.
 const PAYLOAD: u64 = 0x464f_5245_4241_5921;
@@ -101,7 +104,9 @@ impl Content {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        let Content::Cache { written, other, kept, keep } = self else { return };
+        if let Content::Payload = self {
+            return;
+        }
         let mut at = offset;
         let mut rest = data;
         while !rest.is_empty() {
@@ -110,32 +115,28 @@ impl Content {
             let (part, next) = rest.split_at((PAGE - within).min(rest.len()));
             rest = next;
             at += part.len() as u64;
-            let blank = !bit(written, page);
-            if blank {
-                set_bit(written, page, true);
-            }
-            if part.len() == PAGE && page_is_payload(part) {
-                if bit(other, page) {
-                    set_bit(other, page, false);
-                    kept.remove(&page);
-                }
-                continue;
-            }
-            let mut whole = [0; PAGE];
-            let bytes = if part.len() == PAGE {
-                part
+            if part.len() == PAGE {
+                self.put(page, part);
             } else {
-                read_page(blank || bit(other, page), kept.get(&page), &mut whole);
+                let mut whole = [0; PAGE];
+                self.read(page * PAGE as u64, &mut whole);
                 whole[within..within + part.len()].copy_from_slice(part);
-                &whole
-            };
-            set_bit(other, page, true);
-            if *keep {
-                kept.insert(page, compact(bytes));
-            } else {
-                kept.remove(&page);
+                self.put(page, &whole);
             }
         }
+    }
+
+    /// Writes a whole page.
+    fn put(&mut self, page: u64, bytes: &[u8]) {
+        let Content::Cache { written, other, kept, keep } = self else { return };
+        set_bit(written, page, true);
+        let payload = page_is_payload(bytes);
+        if !payload && *keep {
+            kept.insert(page, compact(bytes));
+        } else if bit(other, page) {
+            kept.remove(&page);
+        }
+        set_bit(other, page, !payload);
     }
 
     fn zero(&mut self, offset: u64, len: u64) {
@@ -145,21 +146,6 @@ impl Content {
             set_bit(other, page, false);
             kept.remove(&page);
         }
-    }
-}
-
-fn read_page(zeroes: bool, kept: Option<&Kept>, whole: &mut [u8; PAGE]) {
-    match kept {
-        Some(Kept::Bytes(bytes)) => whole[..bytes.len()].copy_from_slice(bytes),
-        Some(Kept::Sectors(mask)) => {
-            for (index, sector) in whole.chunks_mut(SECTOR).enumerate() {
-                if mask >> index & 1 == 1 {
-                    fill_payload(sector);
-                }
-            }
-        }
-        None if zeroes => (),
-        None => fill_payload(whole),
     }
 }
 
@@ -194,8 +180,7 @@ fn split(offset: u64, into: &mut [u8]) -> impl Iterator<Item = &mut [u8]> {
 }
 
 struct InFlight {
-    uses: u32,
-    done: Option<DeviceDone>,
+    done: DeviceDone,
     due: bool,
     forgotten: bool,
     waker: Option<Waker>,
@@ -204,17 +189,32 @@ struct InFlight {
 struct Inner {
     timing: Timing,
     content: Content,
-    places: Vec<InFlight>,
-    free: Vec<u32>,
-    completed: Vec<u32>,
+    ops: OpTable<InFlight>,
+    completed: Vec<u64>,
     in_flight: usize,
     most_in_flight: usize,
+}
+
+/// The state of a device, and the time of its next completion; [`IDLE`] without one.
+struct Shared {
+    inner: Mutex<Inner>,
+    next: AtomicU64,
+}
+
+const IDLE: u64 = u64::MAX;
+
+impl Shared {
+    /// Notes when the next operation ends, after a change.
+    fn plan(&self, inner: &Inner) {
+        let next = inner.timing.next_event().map_or(IDLE, |next| next.0);
+        self.next.store(next, Ordering::Relaxed);
+    }
 }
 
 pub(crate) struct VirtualDevice {
     name: Arc<str>,
     size: u64,
-    inner: Arc<Mutex<Inner>>,
+    shared: Arc<Shared>,
 }
 
 impl VirtualDevice {
@@ -222,13 +222,13 @@ impl VirtualDevice {
         let inner = Inner {
             timing,
             content,
-            places: Vec::new(),
-            free: Vec::new(),
+            ops: OpTable::default(),
             completed: Vec::new(),
             in_flight: 0,
             most_in_flight: 0,
         };
-        Arc::new(VirtualDevice { name: name.into(), size, inner: Arc::new(Mutex::new(inner)) })
+        let shared = Shared { inner: Mutex::new(inner), next: AtomicU64::new(IDLE) };
+        Arc::new(VirtualDevice { name: name.into(), size, shared: Arc::new(shared) })
     }
 
     /// A device that holds payload, whatever is written to it.
@@ -247,7 +247,7 @@ impl VirtualDevice {
     /// Stops keeping headers, for caches that are so large that nothing is reclaimed. Reading a
     /// header that was not kept is an error.
     pub(crate) fn stop_keeping(&self) {
-        if let Content::Cache { keep, .. } = &mut self.inner.lock().content {
+        if let Content::Cache { keep, .. } = &mut self.shared.inner.lock().content {
             *keep = false;
         }
     }
@@ -255,7 +255,7 @@ impl VirtualDevice {
     /// Changes the timing and resets the counters. Returns `false`, and changes nothing, if
     /// operations are in flight.
     pub(crate) fn replace_timing(&self, timing: Timing) -> bool {
-        let mut inner = self.inner.lock();
+        let mut inner = self.shared.inner.lock();
         let idle = inner.timing.next_event().is_none();
         if idle {
             inner.timing = timing;
@@ -264,38 +264,47 @@ impl VirtualDevice {
     }
 
     pub(crate) fn counters(&self) -> ModelCounters {
-        self.inner.lock().timing.counters()
+        self.shared.inner.lock().timing.counters()
     }
 
     /// The most operations that were under way together since this was last asked.
     pub(crate) fn most_in_flight(&self) -> usize {
-        let mut inner = self.inner.lock();
+        let mut inner = self.shared.inner.lock();
         let now = inner.in_flight;
         std::mem::replace(&mut inner.most_in_flight, now)
     }
 
     /// Returns the time of the next completion for [`VirtualDevice::drive`].
+    #[inline]
     pub(crate) fn next_event(&self) -> Option<Nanos> {
-        self.inner.lock().timing.next_event()
+        let next = self.shared.next.load(Ordering::Relaxed);
+        (next != IDLE).then_some(Nanos(next))
     }
 
     /// Wakes those whose operations have ended.
+    #[inline]
     pub(crate) fn drive(&self, now: Nanos) {
-        let mut inner = self.inner.lock();
+        if self.shared.next.load(Ordering::Relaxed) <= now.0.saturating_add(ROUNDING) {
+            self.complete(now);
+        }
+    }
+
+    fn complete(&self, now: Nanos) {
+        let mut inner = self.shared.inner.lock();
         let mut completed = std::mem::take(&mut inner.completed);
         inner.timing.advance(now, &mut completed);
         inner.in_flight -= completed.len();
-        for place in completed.drain(..) {
-            let op = &mut inner.places[place as usize];
+        for id in completed.drain(..).map(OpId) {
+            let Some(op) = inner.ops.get_mut(id) else { continue };
             op.due = true;
             if let Some(waker) = op.waker.take() {
                 waker.wake();
             } else if op.forgotten {
-                op.done = None;
-                inner.free.push(place);
+                inner.ops.take(id);
             }
         }
         inner.completed = completed;
+        self.shared.plan(&inner);
     }
 }
 
@@ -313,11 +322,11 @@ impl Device for VirtualDevice {
     }
 
     fn writes_durably(&self) -> bool {
-        self.inner.lock().timing.writes_durably()
+        self.shared.inner.lock().timing.writes_durably()
     }
 
     fn rotational(&self) -> Option<bool> {
-        Some(self.inner.lock().timing.is_rotational())
+        Some(self.shared.inner.lock().timing.is_rotational())
     }
 
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
@@ -325,7 +334,7 @@ impl Device for VirtualDevice {
             name: self.name.clone(),
             size: self.size,
             clock: context.clock.clone(),
-            inner: self.inner.clone(),
+            shared: self.shared.clone(),
         }))
     }
 }
@@ -334,7 +343,7 @@ struct VirtualQueue {
     name: Arc<str>,
     size: u64,
     clock: Arc<dyn Clock>,
-    inner: Arc<Mutex<Inner>>,
+    shared: Arc<Shared>,
 }
 
 impl VirtualQueue {
@@ -383,57 +392,33 @@ impl DeviceQueue for VirtualQueue {
     fn start(&self, op: DeviceOp) -> OpId {
         let now = self.clock.now();
         let shape = ModelOp::from(&op);
-        let inner = &mut *self.inner.lock();
+        let inner = &mut *self.shared.inner.lock();
         let done = self.transfer(&mut inner.content, op, &shape);
-        let place = inner.free.pop().unwrap_or_else(|| {
-            let empty = InFlight { uses: 0, done: None, due: false, forgotten: false, waker: None };
-            inner.places.push(empty);
-            (inner.places.len() - 1) as u32
-        });
-        let op = &mut inner.places[place as usize];
-        op.uses = op.uses.wrapping_add(1);
-        (op.done, op.due, op.forgotten) = (Some(done), false, false);
-        let id = OpId(u64::from(op.uses) << 32 | u64::from(place));
-        inner.timing.submit(now, shape, place);
+        let id = inner.ops.add(InFlight { done, due: false, forgotten: false, waker: None });
+        inner.timing.submit(now, shape, id.0);
+        self.shared.plan(inner);
         inner.in_flight += 1;
         inner.most_in_flight = inner.most_in_flight.max(inner.in_flight);
         id
     }
 
     fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
-        let inner = &mut *self.inner.lock();
-        let place = id.0 as u32;
-        let Some(op) = inner.places.get_mut(place as usize) else { return Poll::Pending };
-        if u64::from(op.uses) != id.0 >> 32 {
-            return Poll::Pending;
-        }
-        if !op.due {
-            match &mut op.waker {
+        let ops = &mut self.shared.inner.lock().ops;
+        match ops.get_mut(id) {
+            Some(op) if !op.due => match &mut op.waker {
                 Some(waker) => waker.clone_from(context.waker()),
                 none => *none = Some(context.waker().clone()),
-            }
-            return Poll::Pending;
+            },
+            _ => return ops.take(id).map_or(Poll::Pending, |op| Poll::Ready(op.done)),
         }
-        match op.done.take() {
-            Some(done) => {
-                inner.free.push(place);
-                Poll::Ready(done)
-            }
-            None => Poll::Pending,
-        }
+        Poll::Pending
     }
 
     fn forget(&self, id: OpId) {
-        let inner = &mut *self.inner.lock();
-        let place = id.0 as u32;
-        if let Some(op) = inner.places.get_mut(place as usize)
-            && u64::from(op.uses) == id.0 >> 32
-        {
-            op.waker = None;
-            op.forgotten = true;
-            if op.due && op.done.take().is_some() {
-                inner.free.push(place);
-            }
+        let ops = &mut self.shared.inner.lock().ops;
+        match ops.get_mut(id) {
+            Some(op) if !op.due => (op.waker, op.forgotten) = (None, true),
+            _ => drop(ops.take(id)),
         }
     }
 }

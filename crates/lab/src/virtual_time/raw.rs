@@ -15,11 +15,12 @@ use super::timing::Timing;
 pub(crate) struct Raw {
     timing: Timing,
     now: Nanos,
+    ended: Vec<u64>,
 }
 
 impl Raw {
     pub(crate) fn new(timing: Timing) -> Self {
-        Raw { timing, now: Nanos(0) }
+        Raw { timing, now: Nanos(0), ended: Vec::new() }
     }
 }
 
@@ -31,13 +32,14 @@ impl Server for Raw {
     #[inline]
     fn start(&mut self, client: u32, access: &Access) -> LabResult<bool> {
         let make = if access.write { ModelOp::write } else { ModelOp::read };
-        self.timing.submit(self.now, make(access.offset, access.len), client);
+        self.timing.submit(self.now, make(access.offset, access.len), client.into());
         Ok(false)
     }
 
     #[inline]
     fn settle(&mut self, ended: &mut Vec<u32>) -> LabResult<()> {
-        self.timing.advance(self.now, ended);
+        self.timing.advance(self.now, &mut self.ended);
+        ended.extend(self.ended.drain(..).map(|client| client as u32));
         Ok(())
     }
 
@@ -63,7 +65,7 @@ impl Server for Raw {
 
 impl Flush for Raw {
     fn start_flush(&mut self, client: u32) {
-        self.timing.submit(self.now, ModelOp::sync(), client);
+        self.timing.submit(self.now, ModelOp::sync(), client.into());
     }
 }
 

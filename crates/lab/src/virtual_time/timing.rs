@@ -49,16 +49,16 @@ pub(crate) struct CachedDisk {
 }
 
 enum Core {
-    Hdd { model: Box<Model>, owners: HashMap<u64, u32> },
+    Hdd { model: Box<Model>, owners: HashMap<u64, u64> },
     Ssd(Box<Model>),
     Affine { spec: Affine, free: [u64; 2], all_done: u64, counters: ModelCounters },
-    Cached { model: Box<Model>, owners: HashMap<u64, u32>, spec: CachedDisk, cache: Lru },
+    Cached { model: Box<Model>, owners: HashMap<u64, u64>, spec: CachedDisk, cache: Lru },
 }
 
 /// See the module. Operations are known by tokens that the caller chooses.
 pub(crate) struct Timing {
     core: Core,
-    known: BinaryHeap<Reverse<(Nanos, u64, u32)>>,
+    known: BinaryHeap<Reverse<(Nanos, u64, u64)>>,
     order: u64,
     scratch: Vec<Completed>,
 }
@@ -93,13 +93,13 @@ impl Timing {
         Timing { core, known: BinaryHeap::new(), order: 0, scratch: Vec::new() }
     }
 
-    fn know(&mut self, at: Nanos, token: u32) {
+    fn know(&mut self, at: Nanos, token: u64) {
         self.order += 1;
         self.known.push(Reverse((at, self.order, token)));
     }
 
     /// An operation arrives. Its end comes out of [`Timing::advance`].
-    pub(crate) fn submit(&mut self, now: Nanos, op: ModelOp, token: u32) {
+    pub(crate) fn submit(&mut self, now: Nanos, op: ModelOp, token: u64) {
         match &mut self.core {
             Core::Hdd { model, owners } => {
                 let id = model.submit(now, op);
@@ -157,7 +157,7 @@ impl Timing {
     }
 
     /// Lets time pass until `now` and appends the tokens of completed operations.
-    pub(crate) fn advance(&mut self, now: Nanos, into: &mut Vec<u32>) {
+    pub(crate) fn advance(&mut self, now: Nanos, into: &mut Vec<u64>) {
         while let Some(&Reverse((at, _, token))) = self.known.peek()
             && at <= now
         {
@@ -284,7 +284,7 @@ impl Lru {
 mod tests {
     use super::*;
 
-    fn tokens(timing: &mut Timing, now: u64) -> Vec<u32> {
+    fn tokens(timing: &mut Timing, now: u64) -> Vec<u64> {
         let mut done = Vec::new();
         timing.advance(Nanos(now), &mut done);
         done

@@ -266,17 +266,10 @@ impl World {
     /// A request without data, to its end.
     pub(crate) fn plain(&mut self, op: Op, offset: u64, len: u64) -> LabResult<()> {
         self.top.submit(request(0, op, offset, len, None), &self.as_sink);
-        let mut ended = Vec::new();
-        loop {
-            self.settle(&mut ended)?;
-            if !ended.is_empty() {
-                // Nothing takes the data of a read from here.
-                self.sink.buffers.borrow_mut().clear();
-                return Ok(());
-            }
-            let next = self.next_event().ok_or_else(|| other("a request never ends"))?;
-            self.advance(next.max(self.now()));
-        }
+        self.finish()?;
+        // Nothing takes the data of a read from here.
+        self.sink.buffers.borrow_mut().clear();
+        Ok(())
     }
 
     /// Changes the timing of the cache device, once it is idle.
@@ -299,18 +292,10 @@ impl World {
 
     /// A write to its end.
     pub(crate) fn write(&mut self, offset: u64, len: u64) -> LabResult<()> {
-        let mut ended = Vec::new();
         if self.start(0, &Access { offset, len, write: true })? {
-            return self.settle(&mut ended);
+            return self.settle(&mut Vec::new());
         }
-        loop {
-            self.settle(&mut ended)?;
-            if !ended.is_empty() {
-                return Ok(());
-            }
-            let next = self.next_event().ok_or_else(|| other("a write never ends"))?;
-            self.advance(next.max(self.now()));
-        }
+        self.finish()
     }
 
     /// Makes all durable, and waits until both devices have nothing to do.

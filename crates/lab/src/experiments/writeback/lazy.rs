@@ -137,13 +137,7 @@ impl Office {
 
     fn request(&mut self, access: &Access) -> LabResult<()> {
         if !self.world.start(0, access)? {
-            let mut ended = Vec::new();
-            self.world.settle(&mut ended)?;
-            while ended.is_empty() {
-                let Some(next) = self.world.next_event() else { break };
-                self.world.advance(next.max(self.world.now()));
-                self.world.settle(&mut ended)?;
-            }
+            self.world.finish()?;
         }
         self.look();
         Ok(())
