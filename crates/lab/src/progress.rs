@@ -1,11 +1,20 @@
 //! A bar on a terminal while something takes its time; nothing elsewhere.
 
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Time after which a late bar appears.
+const LATE: Duration = Duration::from_secs(5);
+const TICK: Duration = Duration::from_millis(200);
 
 /// Progress in steps.
-pub(crate) struct Progress(ProgressBar);
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    /// Begin of work whose bar appears only if it takes long.
+    late: Option<(Instant, Once)>,
+}
 
 impl Progress {
     /// A bar of so many steps. It hides itself where standard error is no terminal.
@@ -13,69 +22,59 @@ impl Progress {
         let bar = ProgressBar::new(steps);
         bar.set_style(style());
         bar.set_message(label.to_owned());
-        bar.enable_steady_tick(Duration::from_millis(200));
-        Progress(bar)
+        bar.enable_steady_tick(TICK);
+        Progress { bar, late: None }
+    }
+
+    /// A bar that appears only when the work takes long.
+    pub(crate) fn late(steps: u64, label: &str) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::hidden());
+        bar.set_style(style());
+        bar.set_message(label.to_owned());
+        Progress { bar, late: Some((Instant::now(), Once::new())) }
+    }
+
+    fn appear(&self) {
+        if let Some((begin, once)) = &self.late
+            && begin.elapsed() > LATE
+        {
+            once.call_once(|| {
+                self.bar.set_draw_target(ProgressDrawTarget::stderr());
+                self.bar.enable_steady_tick(TICK);
+            });
+        }
     }
 
     /// Sets the label, which names the work that is being done.
     pub(crate) fn label(&self, label: impl Into<String>) {
-        self.0.set_message(label.into());
+        self.bar.set_message(label.into());
     }
 
     /// Steps that are done altogether; never fewer than before.
     pub(crate) fn reach(&self, steps: u64) {
-        self.0.set_position(steps.max(self.0.position()));
+        self.bar.set_position(steps.max(self.bar.position()));
+        self.appear();
     }
 
     /// Prints a line that stays: above the bar, or on standard error where there is none.
     pub(crate) fn line(&self, text: &str) {
-        if self.0.is_hidden() {
+        if self.bar.is_hidden() {
             eprintln!("{text}");
         } else {
-            self.0.println(text);
+            self.bar.println(text);
         }
     }
 
     /// Steps that are done.
     pub(crate) fn advance(&self, steps: u64) {
-        self.0.inc(steps);
+        self.bar.inc(steps);
+        self.appear();
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
-}
-
-/// A bar that appears only when something takes long.
-pub(crate) struct LateProgress {
-    begin: Instant,
-    steps: u64,
-    done: u64,
-    label: &'static str,
-    bar: Option<Progress>,
-}
-
-impl LateProgress {
-    pub(crate) fn new(steps: u64, label: &'static str) -> Self {
-        LateProgress { begin: Instant::now(), steps, done: 0, label, bar: None }
-    }
-
-    /// Steps that are done.
-    pub(crate) fn advance(&mut self, steps: u64) {
-        self.reach(self.done + steps);
-    }
-
-    /// Steps that are done altogether.
-    pub(crate) fn reach(&mut self, steps: u64) {
-        self.done = steps;
-        if self.bar.is_none() && self.begin.elapsed() > Duration::from_secs(5) {
-            self.bar = Some(Progress::new(self.steps, self.label));
-        }
-        if let Some(bar) = &self.bar {
-            bar.reach(steps);
-        }
+        self.bar.finish_and_clear();
     }
 }
 

@@ -162,6 +162,8 @@ impl Rig {
 
     fn around(local: LocalLane, engine: Rc<EngineLane>) -> LabResult<Self> {
         let queue = local.context.open(engine.cache.store.device())?;
+        let (meter, lane) = (engine.cache.meter.clone(), local.lane());
+        let queue = queue.metered(meter, lane.id().0.into(), lane.clock().clone());
         let store = StoreLane::new(engine.cache.store.clone(), local.lane().clone(), queue);
         Ok(Rig { local, engine, store })
     }

@@ -5,17 +5,15 @@
 //! random writes over a part of the cache's size, over all of it, and over several times as much.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use forebay_core::units::format_size;
 use forebay_core::{Op, parse_size};
-use forebay_device::RamDevice;
+use forebay_device::{OpCounts, RamDevice};
 use forebay_engine::Settings;
 use forebay_lane::MonotonicClock;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::bench::device::CountingDevice;
 use crate::bench::driver::Driver;
 use crate::bench::pattern::{MOST_BLOCKS, uniform};
 use crate::error::{LabResult, other};
@@ -33,8 +31,8 @@ const GOAL: f64 = 1.02;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Size of the cache device, in RAM
-    #[arg(long, default_value = "256M", value_name = "SIZE")]
-    cache: String,
+    #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = parse_size)]
+    cache: u64,
     /// Ranges that are written to, in percent of the cache's size
     #[arg(long, value_delimiter = ',', default_value = "25,50,80,100,400")]
     spans: Vec<u64>,
@@ -69,7 +67,7 @@ impl Row for Written {
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
-    let cache = parse_size(&args.cache).map_err(|error| other(error.to_string()))?;
+    let cache = args.cache;
     let too_large = args.spans.iter().any(|span| cache / BLOCK * span / 100 >= MOST_BLOCKS);
     if cache < 16 << 20 || !cache.is_multiple_of(BLOCK) || too_large || args.spans.contains(&0) {
         return Err(other("a cache of at least 16M, a multiple of 4K, and spans below 8T, please"));
@@ -96,8 +94,9 @@ fn measure(
     progress: &Progress,
 ) -> LabResult<Written> {
     let blocks = (cache / BLOCK * span / 100).max(1);
-    let (device, written) = CountingDevice::new(RamDevice::new("cache", cache)?);
-    let plan = Plan::new(device, RamDevice::new("origin", blocks * BLOCK)?, Settings::default());
+    let (device, origin) =
+        (RamDevice::new("cache", cache)?, RamDevice::new("origin", blocks * BLOCK)?);
+    let plan = Plan::new(device, origin, Settings::default());
     let rig = Rig::create(LocalLane::new(0, Arc::new(MonotonicClock::new())), plan)?;
     let mut driver = Driver::new(rig.local.clone(), rig.target()?);
     let mut seed = 1;
@@ -127,12 +126,13 @@ fn measure(
     }
     let volume = driver.target.volume().clone();
     let counts = || {
-        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let totals = volume.stats.totals();
+        let [_, writes, syncs, _] = rig.engine.cache.meter.counts();
+        let number = |of: &OpCounts| of.latency.ranges.iter().sum::<u64>();
         [
-            load(&written.bytes),
-            load(&written.writes),
-            load(&written.syncs),
+            writes.bytes,
+            number(&writes),
+            number(&syncs),
             totals.user_written_bytes,
             totals.origin_written_bytes,
         ]

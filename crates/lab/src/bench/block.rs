@@ -33,8 +33,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "1,32", value_delimiter = ',')]
     depths: Vec<usize>,
     /// Bytes from the beginning of each device that are read and written
-    #[arg(long, default_value = "512M", value_name = "SIZE")]
-    span: String,
+    #[arg(long, default_value = "512M", value_name = "SIZE", value_parser = parse_size)]
+    span: u64,
     /// Measure writes as well, which destroy the data on the devices
     #[arg(long)]
     destroy: bool,
@@ -74,7 +74,7 @@ struct Point {
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
-    let span = parse_size(&args.span).map_err(|error| usage(error.to_string()))?;
+    let span = args.span;
     let time = Duration::try_from_secs_f64(args.seconds_per_sample)
         .map_err(|_| usage("a sample must take some time"))?;
     if span < BLOCK || args.depths.contains(&0) {

@@ -5,7 +5,7 @@
 //! cache and one of a volume on a cache of its own. The results are the command's time, the longest
 //! time that it holds the lane, the clients' longest requests, and memory.
 
-mod image;
+pub(crate) mod image;
 mod stage;
 mod verbs;
 mod watch;
@@ -29,14 +29,14 @@ const REQUEST: f64 = 100.0;
 pub(crate) struct Args {
     /// Size of the cache, as 1T. A block takes nearly 20 bytes of RAM: 236 million of 4 KiB are in
     /// 1 TiB
-    #[arg(long, default_value = "64G")]
-    size: String,
+    #[arg(long, default_value = "64G", value_parser = parse_size)]
+    size: u64,
     /// Size of a block, as 4K
-    #[arg(long, default_value = "4K")]
-    block: String,
+    #[arg(long, default_value = "4K", value_parser = parse_size)]
+    block: u64,
     /// Blocks that were written between the last checkpoint and a crash, as bytes
-    #[arg(long, default_value = "4G")]
-    log: String,
+    #[arg(long, default_value = "4G", value_parser = parse_size)]
+    log: u64,
     /// Only these
     #[arg(long, value_delimiter = ',', default_values_t = Part::value_variants().to_vec())]
     only: Vec<Part>,
@@ -92,11 +92,10 @@ impl Row for Cost {
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
-    let parsed = |size: &str| parse_size(size).map_err(|error| usage(error.to_string()));
-    let cache_bytes = parsed(&args.size)?.next_multiple_of(4 << 20).max(1 << 30);
-    let block = BlockSize::new(parsed(&args.block)?)
+    let cache_bytes = args.size.next_multiple_of(4 << 20).max(1 << 30);
+    let block = BlockSize::new(args.block)
         .ok_or_else(|| usage("--block: choose a power of two from 2K to 1M"))?;
-    let log_bytes = parsed(&args.log)?;
+    let log_bytes = args.log;
     if log_bytes > cache_bytes / 20 {
         return Err(usage(format!("--log: at most {}", format_size(cache_bytes / 20))));
     }

@@ -1,20 +1,18 @@
-//! Devices for measurements: one that counts what is written to another, one that keeps repetitive
-//! pages in a few bytes, so that large caches fit into RAM, one that makes up what was never
-//! written, and one that copies beside the lanes.
+//! Devices for measurements: one that keeps repetitive pages in a few bytes, so that large caches
+//! fit into RAM, one that makes up what was never written, and one that copies beside the lanes.
 
 mod dma;
 mod made;
 
-use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use forebay_device::{
-    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId,
+    Device, DeviceDone, DeviceError, DeviceErrorKind, DeviceOp, DeviceQueue, IoData, OpId, OpTable,
     QueueContext,
 };
 use parking_lot::RwLock;
@@ -24,105 +22,11 @@ pub(crate) use made::{Behind, MadeDevice};
 
 const PAGE: usize = 4096;
 
-/// Bytes that a device has been asked to write.
-#[derive(Default, Debug)]
-pub(crate) struct Written {
-    pub(crate) bytes: AtomicU64,
-    pub(crate) writes: AtomicU64,
-    pub(crate) syncs: AtomicU64,
-}
-
-/// Another device, with its writes counted.
-pub(crate) struct CountingDevice {
-    inner: Arc<dyn Device>,
-    written: Arc<Written>,
-}
-
-impl CountingDevice {
-    pub(crate) fn new(inner: Arc<dyn Device>) -> (Arc<Self>, Arc<Written>) {
-        let written: Arc<Written> = Arc::default();
-        (Arc::new(CountingDevice { inner, written: written.clone() }), written)
-    }
-}
-
-impl Device for CountingDevice {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn size(&self) -> u64 {
-        self.inner.size()
-    }
-
-    fn logical_block(&self) -> u64 {
-        self.inner.logical_block()
-    }
-
-    fn writes_durably(&self) -> bool {
-        self.inner.writes_durably()
-    }
-
-    fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        let inner = self.inner.open_queue(context)?;
-        Ok(Rc::new(CountingQueue { inner, written: self.written.clone() }))
-    }
-}
-
-struct CountingQueue {
-    inner: Rc<dyn DeviceQueue>,
-    written: Arc<Written>,
-}
-
-impl DeviceQueue for CountingQueue {
-    fn start(&self, op: DeviceOp) -> OpId {
-        let written = match &op {
-            DeviceOp::Write { data: IoData::Owned(buf), .. } => Some(buf.len()),
-            DeviceOp::Write { data: IoData::Log(_, range), .. }
-            | DeviceOp::DurableWrite { range, .. } => Some(range.len()),
-            DeviceOp::Sync => {
-                self.written.syncs.fetch_add(1, Ordering::Relaxed);
-                None
-            }
-            _ => None,
-        };
-        if let Some(bytes) = written {
-            self.written.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-            self.written.writes.fetch_add(1, Ordering::Relaxed);
-        }
-        self.inner.start(op)
-    }
-
-    fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
-        self.inner.poll_op(id, context)
-    }
-
-    fn forget(&self, id: OpId) {
-        self.inner.forget(id);
-    }
-
-    fn reads_now(&self) -> bool {
-        self.inner.reads_now()
-    }
-
-    fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
-        self.inner.read_now(offset, into)
-    }
-
-    fn expect_read(&self, offset: u64) {
-        self.inner.expect_read(offset);
-    }
-
-    fn drive(&self) {
-        self.inner.drive();
-    }
-
-    fn next_event(&self) -> Option<forebay_core::Nanos> {
-        self.inner.next_event()
-    }
-}
-
 /// Content of a device, by pages.
-trait Content: Send + Sync + 'static {
+pub(crate) trait Content: Send + Sync + 'static {
+    /// Whether operations end at once. Those of a disk end after another turn of the lane.
+    const AT_ONCE: bool;
+
     /// Reads a part of a page, from its byte `at` on.
     fn read(&self, page: usize, at: usize, into: &mut [u8]);
 
@@ -146,7 +50,7 @@ enum Page {
 
 /// All pages of a [`SparseDevice`].
 #[derive(Clone, Default)]
-struct Pages {
+pub(crate) struct Pages {
     /// A value of `patterns`, or of `kept` from [`FIRST_KEPT`] on.
     numbers: Vec<u32>,
     patterns: Vec<u64>,
@@ -176,6 +80,8 @@ impl Pages {
 }
 
 impl Content for Pages {
+    const AT_ONCE: bool = true;
+
     fn read(&self, page: usize, at: usize, into: &mut [u8]) {
         let number = self.numbers[page];
         let kept = number.checked_sub(FIRST_KEPT).map(|kept| &self.kept[kept as usize]);
@@ -222,11 +128,7 @@ fn repeat(pattern: u64, into: &mut [u8]) {
 
 /// A device in RAM on which a page costs four bytes if it is the same eight bytes again and
 /// again. A test of a cache of many gigabytes writes payloads of that kind.
-pub(crate) struct SparseDevice {
-    name: String,
-    size: u64,
-    pages: Arc<RwLock<Pages>>,
-}
+pub(crate) type SparseDevice = PagedDevice<Pages>;
 
 impl SparseDevice {
     /// A device of `size` bytes, a multiple of 4096, all zeroes.
@@ -249,14 +151,12 @@ impl SparseDevice {
             known: HashMap::from([(0, 0)]),
             ..Pages::default()
         };
-        Arc::new(SparseDevice { name: name.into(), size, pages: Arc::new(RwLock::new(pages)) })
+        Self::of(name, size, pages)
     }
 
     /// A copy with a life of its own.
     pub(crate) fn fork(&self) -> Arc<Self> {
-        let pages = self.pages.read().clone();
-        let pages = Arc::new(RwLock::new(pages));
-        Arc::new(SparseDevice { name: self.name.clone(), size: self.size, pages })
+        Self::of(&self.name, self.size, self.pages.read().clone())
     }
 
     /// Makes room for so many pages that are kept, so that memory does not grow later on.
@@ -287,7 +187,20 @@ impl SparseDevice {
     }
 }
 
-impl Device for SparseDevice {
+/// A device whose content is pages.
+pub(crate) struct PagedDevice<C> {
+    name: Arc<str>,
+    size: u64,
+    pages: Arc<RwLock<C>>,
+}
+
+impl<C: Content> PagedDevice<C> {
+    fn of(name: &str, size: u64, pages: C) -> Arc<Self> {
+        Arc::new(PagedDevice { name: name.into(), size, pages: Arc::new(RwLock::new(pages)) })
+    }
+}
+
+impl<C: Content> Device for PagedDevice<C> {
     fn name(&self) -> &str {
         &self.name
     }
@@ -301,35 +214,19 @@ impl Device for SparseDevice {
     }
 
     fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        Ok(SparseQueue::open(&self.name, self.size, &self.pages, true))
+        let PagedDevice { name, size, pages } = self;
+        let device = PagedDevice { name: name.clone(), size: *size, pages: pages.clone() };
+        Ok(Rc::new(PagedQueue { device, done: RefCell::default() }))
     }
 }
 
-struct SparseQueue<C> {
-    name: Arc<str>,
-    size: u64,
-    pages: Arc<RwLock<C>>,
-    /// Whether operations end at once. Those of a disk end after another turn of the lane.
-    at_once: bool,
-    next: Cell<u64>,
-    done: RefCell<HashMap<u64, DeviceDone>>,
-    /// Operations whose completion has not been polled yet.
-    fresh: RefCell<HashSet<u64>>,
+struct PagedQueue<C> {
+    device: PagedDevice<C>,
+    /// Operations that have ended; `true`: their completion may be polled.
+    done: RefCell<OpTable<(DeviceDone, bool)>>,
 }
 
-impl<C: Content> SparseQueue<C> {
-    fn open(name: &str, size: u64, pages: &Arc<RwLock<C>>, at_once: bool) -> Rc<dyn DeviceQueue> {
-        Rc::new(SparseQueue {
-            name: name.into(),
-            size,
-            pages: pages.clone(),
-            at_once,
-            next: Cell::new(0),
-            done: RefCell::default(),
-            fresh: RefCell::default(),
-        })
-    }
-
+impl<C: Content> PagedDevice<C> {
     fn error(&self, what: &'static str, offset: u64, cause: &str) -> DeviceError {
         DeviceError {
             kind: DeviceErrorKind::Invalid,
@@ -372,41 +269,18 @@ impl<C: Content> SparseQueue<C> {
         let mut pages = self.pages.write();
         let (start, end) = (offset as usize, (offset + len) as usize);
         let whole = start.next_multiple_of(PAGE)..end / PAGE * PAGE;
-        if whole.start >= whole.end {
-            for (page, at, range) in parts(offset, len as usize) {
-                pages.write(page, at, &[0; PAGE][..range.len()]);
+        let head = whole.start.min(end);
+        for part in [start..head, whole.end.max(head)..end] {
+            if !part.is_empty() {
+                pages.write(part.start / PAGE, part.start % PAGE, &[0; PAGE][..part.len()]);
             }
-            return Ok(());
-        }
-        if start < whole.start {
-            pages.write(start / PAGE, start % PAGE, &[0; PAGE][..whole.start - start]);
         }
         pages.zero(whole.start / PAGE..whole.end / PAGE);
-        if whole.end < end {
-            pages.write(end / PAGE, 0, &[0; PAGE][..end - whole.end]);
-        }
         Ok(())
     }
-}
 
-/// The pages of a range: number, first byte in the page, bytes within the range.
-fn parts(offset: u64, len: usize) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
-    let mut done = 0;
-    std::iter::from_fn(move || {
-        if done >= len {
-            return None;
-        }
-        let at = offset as usize + done;
-        let part = (PAGE - at % PAGE).min(len - done);
-        let range = done..done + part;
-        done += part;
-        Some((at / PAGE, at % PAGE, range))
-    })
-}
-
-impl<C: Content> DeviceQueue for SparseQueue<C> {
-    fn start(&self, op: DeviceOp) -> OpId {
-        let done = match op {
+    fn perform(&self, op: DeviceOp) -> DeviceDone {
+        match op {
             DeviceOp::Read { offset, mut buf } => {
                 DeviceDone { result: self.read(offset, &mut buf), buf: Some(buf) }
             }
@@ -425,39 +299,55 @@ impl<C: Content> DeviceQueue for SparseQueue<C> {
             DeviceOp::Discard { offset, len } | DeviceOp::WriteZeroes { offset, len } => {
                 DeviceDone { result: self.zero(offset, len), buf: None }
             }
-        };
-        let id = self.next.get();
-        self.next.set(id + 1);
-        self.done.borrow_mut().insert(id, done);
-        if !self.at_once {
-            self.fresh.borrow_mut().insert(id);
         }
-        OpId(id)
+    }
+}
+
+/// The pages of a range: number, first byte in the page, bytes within the range.
+fn parts(offset: u64, len: usize) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        if done >= len {
+            return None;
+        }
+        let at = offset as usize + done;
+        let part = (PAGE - at % PAGE).min(len - done);
+        let range = done..done + part;
+        done += part;
+        Some((at / PAGE, at % PAGE, range))
+    })
+}
+
+impl<C: Content> DeviceQueue for PagedQueue<C> {
+    fn start(&self, op: DeviceOp) -> OpId {
+        let done = self.device.perform(op);
+        self.done.borrow_mut().add((done, C::AT_ONCE))
     }
 
     fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
-        if self.fresh.borrow_mut().remove(&id.0) {
+        let mut done = self.done.borrow_mut();
+        if let Some((_, may_be_polled @ false)) = done.get_mut(id) {
+            *may_be_polled = true;
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let done = self.done.borrow_mut().remove(&id.0);
-        Poll::Ready(done.unwrap_or_else(|| DeviceDone {
-            result: Err(self.error("poll", 0, "there is no such operation on this queue")),
-            buf: None,
-        }))
+        let unknown = || self.device.error("poll", 0, "there is no such operation on this queue");
+        Poll::Ready(match done.take(id) {
+            Some((done, _)) => done,
+            None => DeviceDone { result: Err(unknown()), buf: None },
+        })
     }
 
     fn forget(&self, id: OpId) {
-        self.done.borrow_mut().remove(&id.0);
-        self.fresh.borrow_mut().remove(&id.0);
+        self.done.borrow_mut().take(id);
     }
 
     fn reads_now(&self) -> bool {
-        self.at_once
+        C::AT_ONCE
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), DeviceError>> {
-        self.at_once.then(|| self.read(offset, into))
+        C::AT_ONCE.then(|| self.device.read(offset, into))
     }
 }
 

@@ -21,7 +21,7 @@ use forebay_core::parse_size;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::bench::measure::Rates;
+use crate::bench::measure::in_turns;
 use crate::bench::pattern::MOST_BLOCKS;
 use crate::error::{LabResult, usage};
 use crate::output::{Goal, Row, show, table};
@@ -29,6 +29,7 @@ use crate::progress::Progress;
 use crate::rig::BLOCK;
 use crate::statistics::{Estimate, median_of};
 use cases::Case;
+use counters::{background, ratios};
 use worker::{Crew, Work};
 
 /// Arguments of `forebay-lab engine`.
@@ -38,17 +39,17 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 15)]
     pub(crate) pairs: usize,
     /// Size of the cache device, in RAM [default: 1G, with --jobs 2G]
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) cache: Option<String>,
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) cache: Option<u64>,
     /// Size of the origin, in RAM [default: 4G, with --jobs 2G]
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) origin: Option<String>,
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) origin: Option<u64>,
     /// Percent of the cache that the cases other than zipf work on
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=80))]
     pub(crate) working_set: u64,
     /// Put a RAM tier of this size in front of the cache
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) ram: Option<String>,
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    pub(crate) ram: u64,
     /// Duration of one sample
     #[arg(long, default_value_t = 0.3)]
     pub(crate) seconds_per_sample: f64,
@@ -94,13 +95,10 @@ pub(crate) struct Sizes {
 
 impl Args {
     fn sizes(&self) -> LabResult<Sizes> {
-        let size = |given: &Option<String>, default| match given {
-            Some(text) => parse_size(text).map_err(|error| usage(error.to_string())),
-            None => Ok(default),
-        };
         // The closed loop has the sizes that the kernel's caches were measured with.
         let (cache, origin) = if self.jobs.is_empty() { (1, 4) } else { (2, 2) };
-        let (cache, origin) = (size(&self.cache, cache << 30)?, size(&self.origin, origin << 30)?);
+        let cache = self.cache.unwrap_or(cache << 30);
+        let origin = self.origin.unwrap_or(origin << 30);
         let whole = |bytes: u64| bytes > 0 && bytes.is_multiple_of(BLOCK);
         let working_set = cache / BLOCK * self.working_set / 100;
         if !whole(cache) || !whole(origin) || origin / BLOCK >= MOST_BLOCKS {
@@ -117,7 +115,7 @@ impl Args {
             cache_bytes: cache,
             origin_bytes: origin,
             working_set_blocks: working_set,
-            ram_bytes: size(&self.ram, 0)?,
+            ram_bytes: self.ram,
             disjoint: self.disjoint,
             dma: self.dma,
         })
@@ -227,48 +225,28 @@ fn shares(
     progress: &Progress,
 ) -> LabResult<Share> {
     let lanes = crew.lanes();
-    let mut engine = Vec::new();
-    let mut copies = Vec::new();
-    let mut background = counters::Counters::default();
-    // One pair more than is counted: the first one finds cold caches.
-    for pair in 0..=pairs {
-        let order =
-            if pair % 2 == 0 { [Work::Engine, Work::Copy] } else { [Work::Copy, Work::Engine] };
-        for work in order {
-            if work == Work::Engine {
-                crew.before_sample(case)?;
-            }
-            let start = crew.counters()?;
-            let rates = Rates::of(&crew.sample(case, work, time, lanes)?);
-            match (pair, work) {
-                (0, _) => (),
-                (_, Work::Engine) => {
-                    background.add(&crew.counters()?, &start);
-                    engine.push(rates);
-                }
-                (_, Work::Copy | Work::CopyShared) => copies.push(rates),
-            }
+    let points = in_turns((pairs, 2), progress, |turn| {
+        let work = [Work::Engine, Work::Copy][turn];
+        if work == Work::Engine {
+            crew.before_sample(case)?;
         }
-        if pair > 0 {
-            progress.advance(1);
-        }
-    }
-    let pairs = |field: fn(&Rates) -> f64| engine.iter().map(field).zip(copies.iter().map(field));
-    let share = Estimate::of_ratios(pairs(|rates| rates.per_second));
-    let share_of_cpu = Estimate::of_ratios(pairs(|rates| rates.per_cpu_second));
-    let cpu_us = median_of(&engine, |rates| rates.cpu_us);
+        crew.counted(|| crew.sample(case, work, time, lanes))
+    })?;
+    let (engine, copies) = (&points[0], &points[1]);
+    let share_of_cpu = ratios(engine, copies, |rates| rates.per_cpu_second);
+    let cpu_us = median_of(engine, |one| one.rates.cpu_us);
     Ok(Share {
         case: case.name(),
         lanes,
-        engine_per_second: median_of(&engine, |rates| rates.per_second),
-        memcpy_per_second: median_of(&copies, |rates| rates.per_second),
-        share,
+        engine_per_second: median_of(engine, |one| one.rates.per_second),
+        memcpy_per_second: median_of(copies, |one| one.rates.per_second),
+        share: ratios(engine, copies, |rates| rates.per_second),
         share_of_cpu,
         share_goal: case.share_goal().map(|goal| Goal::at_least(goal, share_of_cpu.median)),
         cpu_us,
-        memcpy_cpu_us: median_of(&copies, |rates| rates.cpu_us),
+        memcpy_cpu_us: median_of(copies, |one| one.rates.cpu_us),
         cpu_goal: case.cpu_goal().map(|goal| Goal::at_most(goal, cpu_us)),
-        on_cpu: median_of(&engine, |rates| rates.on_cpu),
-        background: background.summary(crew.segment_bytes()),
+        on_cpu: median_of(engine, |one| one.rates.on_cpu),
+        background: background(engine, crew.segment_bytes()),
     })
 }

@@ -60,8 +60,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "1,32", value_delimiter = ',')]
     depths: Vec<usize>,
     /// Bytes that are read and written
-    #[arg(long, default_value = "512M", value_name = "SIZE")]
-    span: String,
+    #[arg(long, default_value = "512M", value_name = "SIZE", value_parser = parse_size)]
+    span: u64,
     /// Write through the cache, at random and in sequence; cache and origin are files in RAM
     #[arg(long)]
     through: bool,
@@ -108,7 +108,7 @@ impl Row for Compared {
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
-    let span = parse_size(&args.span).map_err(|error| usage(error.to_string()))?;
+    let span = args.span;
     let seconds = args.seconds_per_sample.unwrap_or(args.client.sample_time());
     let time =
         Duration::try_from_secs_f64(seconds).map_err(|_| usage("a sample must take some time"))?;

@@ -48,8 +48,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 31)]
     pairs: usize,
     /// Size of the cache device, in RAM; the origin is as large, and half of the blocks are used
-    #[arg(long, default_value = "512M", value_name = "SIZE")]
-    cache: String,
+    #[arg(long, default_value = "512M", value_name = "SIZE", value_parser = parse_size)]
+    cache: u64,
     /// Duration of one sample
     #[arg(long, default_value_t = 1.0)]
     seconds_per_sample: f64,
@@ -228,7 +228,7 @@ impl Bench {
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
-    let cache_bytes = parse_size(&args.cache).map_err(|error| usage(error.to_string()))?;
+    let cache_bytes = args.cache;
     let time = Duration::try_from_secs_f64(args.seconds_per_sample).ok();
     let time = time.filter(|time| !time.is_zero());
     let time = time.ok_or_else(|| usage("a sample must take more than no time"))?;

@@ -47,11 +47,11 @@ pub(crate) struct Args {
     commit_every: u64,
     /// Measure the time to the first request instead, with a full cache of this size, as 512G,
     /// after an orderly stop
-    #[arg(long)]
-    size: Option<String>,
+    #[arg(long, value_parser = parse_size)]
+    size: Option<u64>,
     /// With --size, after a crash that left a log of so many bytes behind the checkpoint
-    #[arg(long, requires = "size")]
-    log: Option<String>,
+    #[arg(long, requires = "size", value_parser = parse_size)]
+    log: Option<u64>,
     /// With --size, lanes that take part in reading the log; by default one for each CPU, as in the
     /// daemon
     #[arg(long, requires = "size")]
@@ -93,11 +93,10 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if args.rounds == 0 {
         return Err(usage("choose a round or more"));
     }
-    if let Some(size) = &args.size {
-        let parsed = |size: &str| parse_size(size).map_err(|error| usage(error.to_string()));
+    if let Some(size) = args.size {
         let run = first::Run {
-            cache_bytes: parsed(size)?.next_multiple_of(4 << 20).max(64 << 20),
-            log_bytes: args.log.as_deref().map(parsed).transpose()?,
+            cache_bytes: size.next_multiple_of(4 << 20).max(64 << 20),
+            log_bytes: args.log,
             lanes: args.lanes.unwrap_or_else(|| available_parallelism().map_or(1, usize::from)),
             rounds: args.rounds,
         };

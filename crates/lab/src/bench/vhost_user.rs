@@ -25,15 +25,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     listen: PathBuf,
     /// Size of the volume; everything stays cached
-    #[arg(long, default_value = "512M", value_name = "SIZE")]
-    size: String,
+    #[arg(long, default_value = "512M", value_name = "SIZE", value_parser = parse_size)]
+    size: u64,
     /// No cache and no origin: written data is discarded
     #[arg(long)]
     null: bool,
 }
 
 pub(crate) fn run(args: &Args) -> LabResult<()> {
-    let size = parse_size(&args.size).map_err(|error| other(error.to_string()))?;
+    let size = args.size;
     let listen = std::path::absolute(&args.listen)?;
     let set: Result<ExportSet, _> = format!("vhost-user={}", listen.display()).parse();
     let set = set.map_err(|error| other(error.to_string()))?;

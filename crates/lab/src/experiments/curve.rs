@@ -1,19 +1,19 @@
 //! `forebay-lab curve`: the exact curve of an LRU cache on a trace beside the estimate from a
 //! sample.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forebay_core::{Nanos, Op, OriginBlock, VolumeId, parse_size};
-use forebay_policy::curve::{Access, Estimator, Live, LiveCurve, Share, Which};
+use forebay_core::{Nanos, Op, OriginBlock, VolumeId};
+use forebay_policy::curve::{Access, Estimator, Live, LiveCurve, Which};
 use forebay_policy::exact::Key;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::error::{LabError, LabResult};
+use crate::error::{LabResult, usage};
+use crate::experiments::source::Source;
 use crate::output::{Goal, Row, show};
 use crate::progress::Progress;
-use crate::trace::{self, Format, Request};
+use crate::trace::Request;
 
 /// Promised error of the estimate.
 const GOAL: f64 = 0.02;
@@ -21,12 +21,8 @@ const GOAL: f64 = 0.02;
 /// Arguments of `forebay-lab curve`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The trace; may be compressed with zstd
-    #[arg(value_name = "TRACE")]
-    trace: PathBuf,
-    /// Its format, if it cannot be told from the content: csv, lis, msr, blkparse, iolog, vscsi
-    #[arg(long, value_name = "FORMAT")]
-    format: Option<Format>,
+    #[command(flatten)]
+    source: Source,
     /// Share of the blocks that are sampled
     #[arg(long, default_value_t = 0.01, value_name = "SHARE")]
     rate: f64,
@@ -44,9 +40,6 @@ pub(crate) struct Args {
     /// Estimate as a running volume does, which chooses the rate itself, a request each millisecond
     #[arg(long, conflicts_with = "rate")]
     live: bool,
-    /// Bytes to add to every offset, so that requests start where blocks do
-    #[arg(long, default_value = "0", value_name = "BYTES")]
-    align: String,
 }
 
 /// One size.
@@ -127,40 +120,16 @@ impl Estimate {
         let time = begin.elapsed();
         Ok((Estimate::OfVolume(live.into_curve(reads, writes)), time))
     }
+}
 
-    fn hits(&self, which: Which, blocks: u64) -> Share {
-        match self {
-            Estimate::OfTrace(estimator) => estimator.hits(which, blocks),
-            Estimate::OfVolume(live) => live.hits(which, blocks),
+/// Evaluates a call of either kind of estimate.
+macro_rules! either {
+    ($estimate:expr, $one:ident => $value:expr) => {
+        match $estimate {
+            Estimate::OfTrace($one) => $value,
+            Estimate::OfVolume($one) => $value,
         }
-    }
-
-    fn accesses(&self, which: Which) -> u64 {
-        match self {
-            Estimate::OfTrace(estimator) => estimator.accesses(which),
-            Estimate::OfVolume(live) => live.accesses(which),
-        }
-    }
-
-    fn footprint(&self) -> u64 {
-        match self {
-            Estimate::OfTrace(estimator) => estimator.footprint(),
-            Estimate::OfVolume(live) => live.footprint(),
-        }
-    }
-
-    /// Returns the number of blocks that one sampled block stands for, of sampled blocks, and of
-    /// bytes in RAM.
-    fn size(&self) -> (u64, usize, usize) {
-        match self {
-            Estimate::OfTrace(one) => {
-                (one.sample().stands_for(), one.sampled_blocks(), one.bytes())
-            }
-            Estimate::OfVolume(one) => {
-                (one.sample().stands_for(), one.sampled_blocks(), one.bytes())
-            }
-        }
-    }
+    };
 }
 
 fn row(
@@ -169,9 +138,10 @@ fn row(
     exact: &Estimate,
     samples: &[(Estimate, Duration)],
 ) -> Option<Compared> {
-    let blocks = (exact.footprint() as f64 * size) as u64;
-    let truth = 1.0 - exact.hits(which, blocks).share;
-    let shares: Vec<_> = samples.iter().map(|(sample, _)| sample.hits(which, blocks)).collect();
+    let blocks = (either!(exact, one => one.footprint()) as f64 * size) as u64;
+    let truth = 1.0 - either!(exact, one => one.hits(which, blocks)).share;
+    let hits = |sample: &Estimate| either!(sample, one => one.hits(which, blocks));
+    let shares: Vec<_> = samples.iter().map(|(sample, _)| hits(sample)).collect();
     let differences: Vec<f64> = shares.iter().map(|share| 1.0 - share.share - truth).collect();
     let first = shares.first()?;
     let number = shares.len() as f64;
@@ -192,18 +162,15 @@ fn row(
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
-    let align = parse_size(&args.align).map_err(|error| LabError::Usage(error.to_string()))?;
     if !(args.rate >= 1e-6 && args.rate <= 1.0) {
-        let what = format!("--rate is a share of the blocks, 0.000001 to 1; not {}", args.rate);
-        return Err(LabError::Usage(what));
+        let rate = args.rate;
+        return Err(usage(format!("--rate is a share of the blocks, 0.000001 to 1; not {rate}")));
     }
     if args.samples == 0 || args.sizes.iter().any(|size| !(*size > 0.0 && *size <= 1.0)) {
-        let what = "--samples is at least 1, and --sizes are shares, above 0, up to 1";
-        return Err(LabError::Usage(what.to_owned()));
+        return Err(usage("--samples is at least 1, and --sizes are shares, above 0, up to 1"));
     }
     let one_of = (1.0 / args.rate).round() as u32;
-    let requests: Vec<Request> =
-        trace::open(&args.trace, args.format, align)?.collect::<Result<_, _>>()?;
+    let requests: Vec<Request> = args.source.open()?.collect::<Result<_, _>>()?;
     let progress = Progress::new(u64::from(args.samples) + 1, "curves");
     let (exact, _) = Estimate::of_trace(&requests, 1, 0)?;
     let mut samples = Vec::new();
@@ -217,7 +184,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     drop(progress);
     let rows: Vec<Compared> = [Which::All, Which::Reads]
         .into_iter()
-        .filter(|which| exact.accesses(*which) > 0)
+        .filter(|which| either!(&exact, one => one.accesses(*which)) > 0)
         .flat_map(|which| args.sizes.iter().map(move |size| (which, *size)))
         .filter_map(|(which, size)| row(which, size, &exact, &samples))
         .collect();
@@ -225,19 +192,22 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         .iter()
         .filter(|row| row.which == "all")
         .fold(0.0f64, |most, row| most.max(row.difference.abs()));
-    let accesses = exact.accesses(Which::All);
+    let accesses = either!(&exact, one => one.accesses(Which::All));
+    let footprint = either!(&exact, one => one.footprint());
     let first = samples.first();
     let (one_of, sampled_blocks, state_bytes) =
-        first.map_or((1, 0, 0), |(sample, _)| sample.size());
-    let trace = args.trace.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        first.map_or((1, 0, 0), |(sample, _)| {
+            either!(sample, one => (one.sample().stands_for(), one.sampled_blocks(), one.bytes()))
+        });
+    let trace = args.source.name();
     let ns_per_access =
         first.map_or(0.0, |(_, time)| time.as_nanos() as f64 / accesses.max(1) as f64);
     let goal = Goal::at_most(GOAL, difference);
     let common = json!({
         "trace": trace,
         "accesses": accesses,
-        "blocks": exact.footprint(),
-        "align": align,
+        "blocks": footprint,
+        "align": args.source.reading.align,
         "one_of": one_of,
         "samples": args.samples,
         "sampled_blocks": sampled_blocks,
@@ -251,7 +221,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
             "{trace}: {accesses} accesses to {} blocks of 4K; one of {one_of} is sampled, \
              {sampled_blocks} of them, {state_bytes} bytes, {ns_per_access:.1} ns per access\n{table}\
              largest difference {difference:.4}, {}",
-            exact.footprint(),
+            footprint,
             goal.show("<=", 2),
         )
     })
@@ -288,7 +258,7 @@ mod tests {
         let requests: Vec<Request> = (0..100_000).map(|at| request(at % 50_000)).collect();
         let (exact_estimate, _) = Estimate::of_trace(&requests, 1, 0).expect("reads");
         let live = [Estimate::of_volume(&requests, 0).expect("reads")];
-        assert_eq!(live[0].0.accesses(Which::All), 100_000);
+        assert_eq!(either!(&live[0].0, one => one.accesses(Which::All)), 100_000);
         let row = row(Which::Reads, 1.0, &exact_estimate, &live).expect("a sample");
         assert!((row.estimate - 0.5).abs() < 0.05, "{}", row.estimate);
     }

@@ -17,17 +17,17 @@ mod belady;
 mod plain;
 mod work;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use forebay_core::{Admission, Mode, ReplacementKind, parse_size};
+use forebay_core::{Admission, Mode, ReplacementKind};
 use serde::Serialize;
 
-use crate::error::{LabError, LabResult, other};
-use crate::experiments::replay::{Grid, Loaded, Misses, Rules, suggest};
+use crate::error::{LabResult, other, usage};
+use crate::experiments::replay::{Grid, Loaded, Misses, Rules};
+use crate::experiments::source::Source;
 use crate::output::{Table, print_json, try_file};
 use crate::plot::{Axis, Chart, svg};
-use crate::trace::{self, Format};
 
 use accesses::Accesses;
 use plain::Counts;
@@ -36,12 +36,8 @@ use work::Found;
 /// Arguments of `forebay-lab policies`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The trace; may be compressed with zstd
-    #[arg(value_name = "TRACE")]
-    trace: PathBuf,
-    /// Its format, if it cannot be told from the content: csv, lis, msr, blkparse, iolog, vscsi
-    #[arg(long, value_name = "FORMAT")]
-    format: Option<Format>,
+    #[command(flatten)]
+    source: Source,
     /// Sizes of the cache, as shares of the blocks in the trace
     #[arg(long, value_delimiter = ',', default_value = "0.01,0.05,0.1,0.2", value_name = "SHARES")]
     sizes: Vec<f64>,
@@ -58,9 +54,6 @@ pub(crate) struct Args {
     /// Mode of the log: writeback, writethrough, writearound, writeonly
     #[arg(long, default_value = "writeback", value_name = "MODE")]
     mode: Mode,
-    /// Bytes to add to every offset, so that requests start where blocks do
-    #[arg(long, default_value = "0", value_name = "BYTES")]
-    align: String,
     /// Seed of the policies' random choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -133,7 +126,7 @@ impl std::str::FromStr for Policy {
 }
 
 /// Result of one policy at one size.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 struct Row {
     policy: &'static str,
     /// Share of the trace's blocks.
@@ -204,10 +197,7 @@ fn row(policy: Policy, size: f64, capacity: u32, counts: &Counts) -> Row {
         state_bytes_per_block: counts.state_bytes.map(|bytes| bytes as f64 / f64::from(capacity)),
         ns_per_access: Some(counts.nanos as f64 / counts.accesses.max(1) as f64),
         layout: "plain",
-        most_live_blocks: None,
-        segment_bytes: None,
-        carried_kept_share: None,
-        carried_dirty_share: None,
+        ..Row::default()
     }
 }
 
@@ -220,13 +210,12 @@ fn log_row(size: f64, misses: &Misses) -> Row {
         request_miss_ratio: misses.request_miss_ratio,
         read_request_miss_ratio: misses.read_request_miss_ratio,
         ssd_bytes_per_byte: misses.ssd_bytes_per_byte,
-        state_bytes_per_block: None,
-        ns_per_access: None,
         layout: misses.layout,
         most_live_blocks: Some(misses.most_live_blocks),
         segment_bytes: Some(misses.segment_bytes),
         carried_kept_share: Some(misses.carried_kept_share),
         carried_dirty_share: Some(misses.carried_dirty_share),
+        ..Row::default()
     }
 }
 
@@ -248,31 +237,28 @@ fn jobs(
             // As libCacheSim rounds.
             let capacity = (f64::from(accesses.blocks()) * size) as u32;
             if capacity == 0 {
-                let (blocks, name) = (accesses.blocks(), args.trace.display());
+                let (blocks, name) = (accesses.blocks(), args.source.name());
                 let what = format!("a share of {size} of the {blocks} blocks in {name} is none");
-                return Err(LabError::Usage(what));
+                return Err(usage(what));
             }
             jobs.push(Job { policy, size: *size, capacity, on_log, rules });
         }
     }
     if jobs.is_empty() {
-        return Err(LabError::Usage(
-            "belady knows the future, which the engine does not; choose another policy for the log"
-                .into(),
+        return Err(usage(
+            "belady knows the future, which the engine does not; choose another policy for the log",
         ));
     }
     Ok(jobs)
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
-    let align = parse_size(&args.align).map_err(|error| LabError::Usage(error.to_string()))?;
     if let Some(size) = args.sizes.iter().find(|size| !(**size > 0.0 && **size <= 1.0)) {
-        let what =
-            format!("--sizes are shares of the trace's blocks, above 0, up to 1; not {size}");
-        return Err(LabError::Usage(what));
+        let what = "--sizes are shares of the trace's blocks, above 0, up to 1";
+        return Err(usage(format!("{what}; not {size}")));
     }
     args.plot.as_deref().map_or(Ok(()), try_file)?;
-    let requests = trace::open(&args.trace, args.format, align)?;
+    let requests = args.source.open()?;
     let format = requests.format().name();
     let accesses = Accesses::read(requests)?;
     let policies = if args.policies.is_empty() { Policy::all() } else { args.policies.clone() };
@@ -280,20 +266,19 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let jobs = jobs(args, &policies, &accesses, rules)?;
     let log = if jobs.iter().any(|job| job.on_log.is_some()) {
         // As in the plain cache: whole blocks.
-        let requests = trace::open(&args.trace, args.format, align)?;
-        Some(Loaded::read(requests, Grid::Blocks)?)
+        Some(Loaded::read(args.source.open()?, Grid::Blocks)?)
     } else {
         None
     };
     let found = work::run(&jobs, &accesses, log.as_ref(), args.seed, args.threads)?;
     let pairs = jobs.iter().zip(&found);
     let result = Report {
-        trace: args.trace.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        trace: args.source.name(),
         format,
         requests: accesses.requests(),
         accesses: accesses.accesses(),
         blocks: accesses.blocks(),
-        align,
+        align: args.source.reading.align,
         admission: args.admission.to_string(),
         mode: args.mode.name(),
         rows: pairs
@@ -306,7 +291,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if let Some(path) = &args.plot {
         plot(&result, path)?;
     }
-    suggest(&accesses.alignment, align);
+    args.source.suggest(&accesses.alignment);
     if json {
         return print_json(&result);
     }
@@ -348,7 +333,7 @@ fn print(result: &Report, sizes: &[f64]) {
     }
 }
 
-fn plot(result: &Report, path: &std::path::Path) -> LabResult<()> {
+fn plot(result: &Report, path: &Path) -> LabResult<()> {
     let mut lines: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     for row in &result.rows {
         let point = (row.size * 100.0, row.block_miss_ratio);

@@ -5,14 +5,13 @@
 //! Each workload runs twice for each origin, with `rotational=yes` and with `rotational=no`;
 //! nothing else differs. The same seed gives the same rows on every machine.
 
-use std::time::Duration;
-
 use forebay_core::{Op, Rotational};
 use forebay_device::model::ModelKind;
 use forebay_engine::Settings;
 use serde::Serialize;
 
 use crate::error::LabResult;
+use crate::experiments::dirty::{self, Dirty};
 use crate::output::{Row, print_json, table};
 use crate::progress::Progress;
 use crate::virtual_time::access::{Shape, Workload, Zipf};
@@ -84,7 +83,7 @@ const WORK: [(&str, Work); 13] = [
     ("sequential reads of 4 x, depth 8", Work::Sequential { span: RANGE, depth: 8 }),
 ];
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Measured {
     origin: &'static str,
     work: &'static str,
@@ -164,47 +163,46 @@ impl Job<'_> {
         Ok(())
     }
 
+    /// Clients on a cache of their own.
+    fn alone(
+        &self,
+        settings: Settings,
+        load: Workload,
+        span: Span,
+        row: &mut Measured,
+    ) -> LabResult<()> {
+        let mut world = self.world(settings, SSD)?;
+        self.clients(&mut world, load, span, row)?;
+        row.origin_operations = world.disk_accesses();
+        Ok(())
+    }
+
     fn measure(&self) -> LabResult<Measured> {
         let mut row = Measured {
             origin: self.kind.as_str(),
             work: self.name,
             rotational: self.rotational == Rotational::Yes,
-            per_second: 0.0,
-            mean_ms: 0.0,
-            p99_ms: 0.0,
-            write_mean_ms: 0.0,
-            write_p99_ms: 0.0,
-            hit_ratio: None,
-            origin_written_per_byte: 0.0,
-            ssd_written_per_byte: 0.0,
-            origin_operations: 0,
+            ..Measured::default()
         };
+        let timed = Span { warm_up: 4.0, ..Span::seconds(self.args.seconds) };
         match self.work {
             Work::Drain { share, neighbours } => self.drain(share, neighbours, &mut row)?,
             Work::Random { writes, depth } => {
                 let settings = Settings { sequential_cutoff: 0, ..Settings::default() };
-                let mut world = self.world(settings, SSD)?;
                 let load = Self::load(Shape::Random, BLOCK, RANGE, writes, depth);
-                let span = Span { warm_up: 4.0, ..Span::seconds(self.args.seconds) };
-                self.clients(&mut world, load, span, &mut row)?;
-                row.origin_operations = world.disk_accesses();
+                self.alone(settings, load, timed, &mut row)?;
             }
             Work::Flush => self.flushes(&mut row)?,
             Work::Zipf { writes, depth } => {
-                let mut world = self.world(Settings::default(), SSD)?;
                 let zipf = Shape::Zipf(Zipf::new((RANGE / BLOCK) as u32));
                 let load = Self::load(zipf, BLOCK, RANGE, writes, depth);
-                let span = Span { warm_up: 4.0, ..Span::seconds(self.args.seconds) };
-                self.clients(&mut world, load, span, &mut row)?;
-                row.origin_operations = world.disk_accesses();
+                self.alone(Settings::default(), load, timed, &mut row)?;
             }
             Work::Sequential { span, depth } => {
                 const LEN: u64 = 128 << 10;
-                let mut world = self.world(Settings::default(), SSD)?;
                 let load = Self::load(Shape::Sequential, LEN, span, 0, depth);
                 let laps = Span::requests(span / LEN * 3);
-                self.clients(&mut world, load, laps, &mut row)?;
-                row.origin_operations = world.disk_accesses();
+                self.alone(Settings::default(), load, laps, &mut row)?;
             }
         }
         Ok(row)
@@ -213,34 +211,11 @@ impl Job<'_> {
     /// Writes blocks in random order to a cache that writes nothing back, then all of them back.
     fn drain(&self, share: f64, neighbours: bool, row: &mut Measured) -> LabResult<()> {
         const DIRTY: u64 = 60_000;
-        let mut rng = fastrand::Rng::with_seed(self.args.seed);
-        let mut blocks = Vec::new();
-        let mut next = 0;
-        while (blocks.len() as u64) < DIRTY {
-            if rng.f64() < share {
-                blocks.push(next);
-            }
-            next += 1;
-        }
-        let range = next * BLOCK;
-        let ssd = ((range + DIRTY * BLOCK) / 4 * 5 + SSD).next_multiple_of(4 << 20);
-        let settings = Settings {
-            sequential_cutoff: 0,
-            writeback_running: false,
-            dirty_age: Duration::ZERO,
-            idle: Duration::ZERO,
-            dirty_high: 100,
-            dirty_low: 100,
-            ..Settings::default()
-        };
-        let mut world = self.world(settings, ssd)?;
-        if neighbours {
-            world.warm(0..range)?;
-        }
-        rng.shuffle(&mut blocks);
-        for block in &blocks {
-            world.write(block * BLOCK, BLOCK)?;
-        }
+        let dirty = Dirty::choose(share, DIRTY, self.args.seed);
+        let cached = dirty.range().end + DIRTY * BLOCK;
+        let ssd = (cached / 4 * 5 + SSD).next_multiple_of(4 << 20);
+        let mut world = self.world(dirty::settings(), ssd)?;
+        dirty.write(&mut world, neighbours)?;
         let (before, operations) = (world.gauges(), world.disk_accesses());
         let seconds = world.drain()?.as_secs_f64();
         row.per_second = DIRTY as f64 / seconds;

@@ -15,7 +15,6 @@ mod row;
 mod size;
 mod tuning;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -25,8 +24,8 @@ use forebay_engine::Settings;
 use forebay_policy::whatif::Prediction;
 
 use crate::error::{LabError, LabResult};
+use crate::experiments::source::Source;
 use crate::output::{name_of, print_json};
-use crate::trace::{self, Alignment, Format};
 use crate::virtual_time::cpu::CpuCosts;
 use crate::virtual_time::world::UNIT;
 
@@ -45,12 +44,8 @@ const DEPTH: usize = 32;
 /// Arguments of `forebay-lab replay`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The trace; may be compressed with zstd
-    #[arg(value_name = "TRACE")]
-    trace: PathBuf,
-    /// Its format, if it cannot be told from the content: csv, lis, msr, blkparse, iolog, vscsi
-    #[arg(long, value_name = "FORMAT")]
-    format: Option<Format>,
+    #[command(flatten)]
+    source: Source,
     /// Blocks that may live in the cache: bytes, like 512M, or a share of the trace's blocks, like
     /// 20%
     #[arg(long, value_name = "SIZE|PERCENT%")]
@@ -65,14 +60,11 @@ pub(crate) struct Args {
     #[arg(long, default_value = "flush", value_name = "DURABILITY")]
     durability: Durability,
     /// Block size of the cache; misses are counted in blocks of 4K all the same
-    #[arg(long, default_value = "4K", value_name = "SIZE")]
-    block_size: String,
+    #[arg(long, default_value = "4K", value_name = "SIZE", value_parser = parse_size)]
+    block_size: u64,
     /// Segment size of the cache; as large as the store chooses by default
-    #[arg(long, value_name = "SIZE")]
-    segment_size: Option<String>,
-    /// Bytes to add to every offset, so that requests start where blocks do
-    #[arg(long, default_value = "0", value_name = "BYTES")]
-    align: String,
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    segment_size: Option<u64>,
     /// The model of the origin
     #[arg(long, default_value = "hdd7200", value_name = "MODEL")]
     origin: Origin,
@@ -86,8 +78,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=4096))]
     depth: Option<u16>,
     /// Streams longer than this go round the cache; 0: none does, for miss ratios to be comparable
-    #[arg(long, default_value = "0", value_name = "SIZE")]
-    sequential_cutoff: String,
+    #[arg(long, default_value = "0", value_name = "SIZE", value_parser = parse_size)]
+    sequential_cutoff: u64,
     /// The origin gets what was written in the order of flushes
     #[arg(long)]
     ordered: bool,
@@ -130,22 +122,6 @@ fn usage(error: impl std::fmt::Display) -> LabError {
     LabError::Usage(error.to_string())
 }
 
-fn size(text: &str) -> LabResult<u64> {
-    parse_size(text).map_err(usage)
-}
-
-/// Says which `--align` would help, where most requests start within a block.
-pub(crate) fn suggest(alignment: &Alignment, align: u64) {
-    if let Some(better) = alignment.suggestion() {
-        eprintln!(
-            "{} % of the requests start {} bytes into a block; --align {} would align them.",
-            better.percent,
-            UNIT - better.shift,
-            (align + better.shift) % UNIT,
-        );
-    }
-}
-
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     let report = replay(args)?;
     if json {
@@ -156,19 +132,17 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
 
 #[expect(clippy::too_many_lines, reason = "arguments, one after the other")]
 fn replay(args: &Args) -> LabResult<report::Report> {
-    let align = size(&args.align)?;
-    let block = size(&args.block_size)?;
+    let block = args.block_size;
     let block = BlockSize::new(block)
         .ok_or_else(|| usage(format!("--block-size {block} is no power of two from 2K to 1M")))?;
-    let segment = args.segment_size.as_deref().map(size).transpose()?;
-    let cutoff = size(&args.sequential_cutoff)?;
-    let requests = trace::open(&args.trace, args.format, align)?;
+    let segment = args.segment_size;
+    let requests = args.source.open()?;
     let format = requests.format().name();
     let mut trace = Loaded::read(requests, Grid::Sectors)?;
     if let Some(writes) = args.flush_every {
         trace.flush_every(writes);
     }
-    suggest(&trace.alignment, align);
+    args.source.suggest(&trace.alignment);
     let timing = match args.timing {
         Some(TimingChoice::Trace) if !trace.timed => {
             return Err(usage("the trace has no times; choose --timing closed"));
@@ -190,7 +164,7 @@ fn replay(args: &Args) -> LabResult<report::Report> {
             mode: args.mode,
             durability: args.durability,
             policy: args.policy,
-            sequential_cutoff: cutoff,
+            sequential_cutoff: args.sequential_cutoff,
             ordered: args.ordered,
             ..Settings::default()
         },
@@ -223,12 +197,12 @@ fn replay(args: &Args) -> LabResult<report::Report> {
         rows.push(row::Replayed::new(setup, &trace, &outcome, &bare, (name_of(timing), pace)));
     }
     Ok(report::Report {
-        trace: args.trace.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        trace: args.source.name(),
         format,
         requests: trace.requests.len() as u64,
         accesses,
         blocks: trace.blocks,
-        align,
+        align: args.source.reading.align,
         rows,
     })
 }

@@ -16,11 +16,11 @@ use forebay_policy::whatif::{Prediction, Rules};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::error::{LabError, LabResult, other};
+use crate::error::{LabResult, other, usage};
 use crate::experiments::replay::{Loaded, Ran, ran};
+use crate::experiments::source::Reading;
 use crate::output::{Goal, Row, show};
 use crate::pool;
-use crate::trace::Format;
 use crate::virtual_time::world::UNIT;
 
 use workload::Workload;
@@ -34,12 +34,8 @@ pub(crate) struct Args {
     /// A trace, which may be compressed with zstd; without one, workloads are generated
     #[arg(value_name = "TRACE")]
     trace: Option<PathBuf>,
-    /// Its format, if it cannot be told from the content: csv, lis, msr, blkparse, iolog, vscsi
-    #[arg(long, value_name = "FORMAT")]
-    format: Option<Format>,
-    /// Bytes to add to every offset, so that requests start where blocks do
-    #[arg(long, default_value = "0", value_name = "BYTES")]
-    align: String,
+    #[command(flatten)]
+    reading: Reading,
     /// Generated workloads: zipf, scans, loop, writes
     #[arg(long, value_delimiter = ',', conflicts_with = "trace", value_name = "NAMES")]
     workloads: Vec<Workload>,
@@ -50,8 +46,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "writeback", value_name = "MODE")]
     mode: Mode,
     /// Streams longer than this go round the cache; 0: none does
-    #[arg(long, default_value = "4M", value_name = "SIZE")]
-    sequential_cutoff: String,
+    #[arg(long, default_value = "4M", value_name = "SIZE", value_parser = parse_size)]
+    sequential_cutoff: u64,
     /// The present policy
     #[arg(long, default_value = "s3-fifo", value_name = "POLICY")]
     policy: ReplacementKind,
@@ -160,10 +156,9 @@ impl Case<'_> {
 }
 
 pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
-    let size = |text: &str| parse_size(text).map_err(|error| LabError::Usage(error.to_string()));
-    let (align, sequential_cutoff) = (size(&args.align)?, size(&args.sequential_cutoff)?);
+    let sequential_cutoff = args.sequential_cutoff;
     if args.sizes.iter().any(|size| !(*size > 0.0 && *size <= 1.0)) {
-        return Err(LabError::Usage("--sizes are shares, above 0, up to 1".to_owned()));
+        return Err(usage("--sizes are shares, above 0, up to 1"));
     }
     let settings = Settings {
         mode: args.mode,
@@ -173,7 +168,7 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
         ..Settings::default()
     };
     let loads = match &args.trace {
-        Some(path) => vec![workload::trace(path, args.format, align)?],
+        Some(path) => vec![workload::trace(path, &args.reading)?],
         None if args.workloads.is_empty() => Workload::all()?,
         None => args.workloads.iter().map(|one| one.load()).collect::<LabResult<_>>()?,
     };

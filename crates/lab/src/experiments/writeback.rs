@@ -48,7 +48,7 @@ pub(crate) struct Args {
     costs: CpuCosts,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Serialize)]
 struct Report {
     seed: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -74,48 +74,59 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
     if !["density", "pressure", "deferred", "flushes", "lazy"].into_iter().any(wanted) {
         return Err(other("a part is density, pressure, deferred, flushes or lazy"));
     }
-    let cells: Vec<density::Cell> =
-        if wanted("density") { density::cells(&args.densities, args.blocks) } else { Vec::new() };
-    let jobs: Vec<pressure::Job> =
-        if wanted("pressure") { pressure::jobs(&args.depths) } else { Vec::new() };
-    let stacks = if wanted("deferred") { deferred::jobs() } else { Vec::new() };
-    let flushers = if wanted("flushes") { flushes::jobs() } else { Vec::new() };
-    let offices = if wanted("lazy") { lazy::jobs() } else { Vec::new() };
-    let steps = cells.len() + jobs.len() + stacks.len() + flushers.len() + offices.len();
+    let cells = || density::cells(&args.densities, args.blocks);
+    let cells = wanted("density").then(cells).unwrap_or_default();
+    let presses = if wanted("pressure") { pressure::jobs(&args.depths) } else { Vec::new() };
+    let stacks = wanted("deferred").then(deferred::jobs).unwrap_or_default();
+    let flushers = wanted("flushes").then(flushes::jobs).unwrap_or_default();
+    let offices = wanted("lazy").then(lazy::jobs).unwrap_or_default();
+    let steps = cells.len() + presses.len() + stacks.len() + flushers.len() + offices.len();
     let progress = Progress::new(steps as u64, "in virtual time");
-    let mut report = Report { seed: args.seed, ..Report::default() };
-    for cell in &cells {
-        progress.label(format!("density {}", cell.share));
-        report.densities.push(density::measure(cell, args.seed)?);
-        progress.advance(1);
-    }
-    for job in &jobs {
-        progress.label(format!("a full cache, {} under way", job.depth));
-        report.pressure.push(pressure::measure(job, args.costs, args.seconds, args.seed)?);
-        progress.advance(1);
-    }
-    for stack in &stacks {
-        progress.label(format!("deferred writes, {} under way", stack.depth));
-        report.deferred.push(deferred::measure(stack, args.costs, args.seed)?);
-        progress.advance(1);
-    }
+    let (costs, seed) = (args.costs, args.seed);
+    let mut report = Report {
+        seed,
+        densities: each(&progress, &cells, |cell| {
+            progress.label(format!("density {}", cell.share));
+            density::measure(cell, seed)
+        })?,
+        pressure: each(&progress, &presses, |job| {
+            progress.label(format!("a full cache, {} under way", job.depth));
+            pressure::measure(job, costs, args.seconds, seed)
+        })?,
+        deferred: each(&progress, &stacks, |stack| {
+            progress.label(format!("deferred writes, {} under way", stack.depth));
+            deferred::measure(stack, costs, seed)
+        })?,
+        flushes: each(&progress, &flushers, |job| {
+            progress.label(format!("a flush after each write, {} under way", job.depth));
+            flushes::measure(job, costs, flushes::SECONDS, seed)
+        })?,
+        lazy: each(&progress, &offices, |writeback| {
+            progress.label(format!("an office for two weeks, {writeback} writeback"));
+            lazy::measure(*writeback, 1, seed)
+        })?,
+    };
     deferred::Deferred::relate(&mut report.deferred);
-    for job in &flushers {
-        progress.label(format!("a flush after each write, {} under way", job.depth));
-        report.flushes.push(flushes::measure(job, args.costs, flushes::SECONDS, args.seed)?);
-        progress.advance(1);
-    }
     flushes::Flushing::relate(&mut report.flushes);
-    for writeback in offices {
-        progress.label(format!("an office for two weeks, {writeback} writeback"));
-        report.lazy.push(lazy::measure(writeback, 1, args.seed)?);
-        progress.advance(1);
-    }
     drop(progress);
     if json {
         return print_json(&report);
     }
     print(&report)
+}
+
+/// Measures the rows of a part, one after the other.
+fn each<J, R>(
+    progress: &Progress,
+    jobs: &[J],
+    measure: impl Fn(&J) -> LabResult<R>,
+) -> LabResult<Vec<R>> {
+    let row = |job| {
+        let row = measure(job)?;
+        progress.advance(1);
+        Ok(row)
+    };
+    jobs.iter().map(row).collect()
 }
 
 fn print(report: &Report) -> LabResult<()> {

@@ -7,12 +7,11 @@
 //! - `disk`: the devices, and the checks before anything is written
 //! - `trial`: one system in one mode, from set-up to tear-down; `undo`: steps of the tear-down
 //! - `load`: fio; `verify`, `blocks`: the data
-//! - `counters`, `results`: cost and results
+//! - `results`: cost and results
 //! - `dm`, `host`: device-mapper, and the kernel's files
 
 mod bcache;
 mod blocks;
-mod counters;
 mod disk;
 mod dm;
 mod forebay;
@@ -89,8 +88,8 @@ impl Kind {
             Kind::RawHdd => Box::new(raw::Raw::Hdd),
             Kind::Bcache => Box::new(bcache::Bcache::default()),
             Kind::DmCache => Box::new(mapped::DmCache::default()),
-            Kind::DmWritecache => Box::new(mapped::DmWritecache),
-            Kind::DmWriteboost => Box::new(mapped::DmWriteboost),
+            Kind::DmWritecache => Box::new(mapped::WriteCache::Plain),
+            Kind::DmWriteboost => Box::new(mapped::WriteCache::Boost),
             Kind::Opencas => Box::new(opencas::OpenCas),
             Kind::Forebay => Box::new(forebay::Forebay::new(true)),
             Kind::ForebayNbd => Box::new(forebay::Forebay::new(false)),
@@ -128,8 +127,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
     /// Bytes that are used of the origin [default: as many as the fast device has, 20G at most]
-    #[arg(long, value_name = "SIZE")]
-    range: Option<String>,
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    range: Option<u64>,
     /// The program forebay [default: the one beside this program, or on the PATH]
     #[arg(long, value_name = "PATH")]
     forebay: Option<PathBuf>,
@@ -231,10 +230,7 @@ fn look(args: &Args) -> LabResult<(Disk, Disk)> {
 /// Whole megabytes that both devices have; bcache takes a few kilobytes of the origin.
 fn range(args: &Args, ssd: &Disk, hdd: &Disk) -> LabResult<u64> {
     let most = ssd.size().min(hdd.size().saturating_sub(MIB)) / MIB * MIB;
-    let range = match &args.range {
-        None => most.min(LARGEST_RANGE),
-        Some(text) => parse_size(text).map_err(|error| usage(format!("--range: {error}")))?,
-    };
+    let range = args.range.unwrap_or(most.min(LARGEST_RANGE));
     if range < SMALLEST_RANGE || range > most || !range.is_multiple_of(MIB) {
         return Err(usage(format!(
             "--range: {range} bytes; whole megabytes from {SMALLEST_RANGE} to {most} fit these devices"

@@ -16,7 +16,7 @@ use forebay_core::parse_size;
 use forebay_core::units::format_size;
 use serde_json::json;
 
-use crate::error::{LabError, LabResult};
+use crate::error::{LabResult, usage};
 use crate::fio::Fio;
 use crate::output::show;
 use crate::process::Stop;
@@ -43,8 +43,8 @@ pub(crate) struct Args {
     destroy: bool,
     /// Bytes of the device that are used [default: the report's, or the whole device if it is
     /// smaller]
-    #[arg(long, value_name = "SIZE")]
-    size: Option<String>,
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u64>,
     /// Seconds of each test [default: the report's]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: Option<u64>,
@@ -123,27 +123,15 @@ pub(crate) fn run(args: &Args, json: bool) -> LabResult<()> {
 /// Returns the size of the range and the duration of a test.
 fn scale(args: &Args, jobs: &Jobs, target: &Target) -> LabResult<Scale> {
     let published = jobs.published();
-    let size = match &args.size {
-        Some(text) => {
-            let size =
-                parse_size(text).map_err(|error| LabError::Usage(format!("--size: {error}")))?;
-            if size > target.size() {
-                return Err(LabError::Usage(format!(
-                    "--size: the device has only {}",
-                    format_size(target.size())
-                )));
-            }
-            size
-        }
-        None => published.size.unwrap_or(u64::MAX).min(target.size()),
-    };
+    let device = target.size();
+    if args.size.is_some_and(|size| size > device) {
+        return Err(usage(format!("--size: the device has only {}", format_size(device))));
+    }
+    let size = args.size.unwrap_or(published.size.unwrap_or(u64::MAX).min(device));
     // Whole units of everything that the jobs use.
     let size = size / book::UNIT * book::UNIT;
     if size == 0 {
-        return Err(LabError::Usage(format!(
-            "--size: the jobs need at least {}",
-            format_size(book::UNIT)
-        )));
+        return Err(usage(format!("--size: the jobs need at least {}", format_size(book::UNIT))));
     }
     Ok(Scale { size, seconds: args.seconds.unwrap_or(published.seconds) })
 }

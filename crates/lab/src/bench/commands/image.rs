@@ -112,7 +112,7 @@ impl Records {
 }
 
 /// The headers of the full segments.
-pub(super) struct Headers {
+pub(crate) struct Headers {
     blocks: Blocks,
     geometry: Geometry,
     records: Records,
@@ -131,6 +131,27 @@ impl Headers {
             number: RecordNumber(1),
             durable_through: RecordNumber(0),
         }
+    }
+}
+
+impl Headers {
+    /// Returns the block after the last cached one.
+    pub(crate) fn end(&self) -> OriginBlock {
+        Blocks::block(self.count)
+    }
+
+    /// Returns the opening and the first header of each full segment, and their offset.
+    pub(crate) fn openings(&self) -> impl Iterator<Item = (u64, [u8; 2 * HEADER_BYTES])> {
+        let full = (0..).zip(&self.lives).filter(|(_, lives)| lives.is_some());
+        full.map(|(number, _)| {
+            let offset = self.geometry.segment_offset(SegmentId(number));
+            let mut pages = [0; 2 * HEADER_BYTES];
+            for (page, into) in (offset / HEADER_BYTES as u64..).zip(pages.chunks_mut(HEADER_BYTES))
+            {
+                self.make(page, into);
+            }
+            (offset, pages)
+        })
     }
 }
 
@@ -161,7 +182,7 @@ impl Behind for Headers {
 }
 
 /// Fills so many percent of the cache with blocks of one volume: in the index only.
-pub(super) fn fill(store: &Store, space: &VolumeSpace, percent: u64) -> LabResult<Headers> {
+pub(crate) fn fill(store: &Store, space: &VolumeSpace, percent: u64) -> LabResult<Headers> {
     let geometry = store.geometry().clone();
     let records = Records::of(&geometry);
     let segments = u64::from(store.segments.count()) * percent / 100;

@@ -3,13 +3,9 @@
 //! As with a disk, the lane gets to its other tasks before an operation ends.
 
 use std::ops::Range;
-use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_device::{Device, DeviceError, DeviceQueue, QueueContext};
-use parking_lot::RwLock;
-
-use super::{Content, PAGE, SparseQueue, repeat};
+use super::{Content, PAGE, PagedDevice, repeat};
 
 /// Pages of a chunk. The first write to a chunk allocates an entry for each of its pages.
 const CHUNK: usize = 1024;
@@ -30,12 +26,14 @@ enum Page {
 
 /// Written pages, and the generator of all others; without a generator these are zeroes.
 #[derive(Clone)]
-struct Pages {
+pub(crate) struct Pages {
     chunks: Vec<Option<Box<[Page]>>>,
     behind: Option<Arc<dyn Behind>>,
 }
 
 impl Content for Pages {
+    const AT_ONCE: bool = false;
+
     fn read(&self, page: usize, at: usize, into: &mut [u8]) {
         let written = self.chunks[page / CHUNK].as_ref().map(|chunk| &chunk[page % CHUNK]);
         match written {
@@ -85,43 +83,19 @@ impl Content for Pages {
 }
 
 /// See the module.
-pub(crate) struct MadeDevice {
-    name: String,
-    size: u64,
-    pages: Arc<RwLock<Pages>>,
-}
+pub(crate) type MadeDevice = PagedDevice<Pages>;
 
 impl MadeDevice {
     /// A device of `size` bytes, a multiple of 4096, all zeroes.
     pub(crate) fn new(name: &str, size: u64) -> Arc<Self> {
         let chunks = vec![None; (size / PAGE as u64).div_ceil(CHUNK as u64) as usize];
-        let pages = Arc::new(RwLock::new(Pages { chunks, behind: None }));
-        Arc::new(MadeDevice { name: name.into(), size, pages })
+        Self::of(name, size, Pages { chunks, behind: None })
     }
 
     /// A copy with a life of its own, in front of `behind`, or of the same as this one.
     pub(crate) fn fork(&self, behind: Option<Arc<dyn Behind>>) -> Arc<Self> {
         let mut pages = self.pages.read().clone();
         pages.behind = behind.or(pages.behind);
-        let pages = Arc::new(RwLock::new(pages));
-        Arc::new(MadeDevice { name: self.name.clone(), size: self.size, pages })
-    }
-}
-
-impl Device for MadeDevice {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn size(&self) -> u64 {
-        self.size
-    }
-
-    fn logical_block(&self) -> u64 {
-        512
-    }
-
-    fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
-        Ok(SparseQueue::open(&self.name, self.size, &self.pages, false))
+        Self::of(&self.name, self.size, pages)
     }
 }

@@ -6,12 +6,14 @@ use forebay_engine::stats::CounterTotals;
 
 use crate::bench::engine::Background;
 use crate::bench::engine::worker::{Crew, Worker, gone};
+use crate::bench::measure::{Rates, Sample};
 use crate::error::LabResult;
 use crate::rig::VOLUME;
+use crate::statistics::Estimate;
 
 /// Counts since the start, or between two moments.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counters {
+struct Counters {
     totals: CounterTotals,
     log_bytes: u64,
     requests: u64,
@@ -21,7 +23,7 @@ pub(crate) struct Counters {
 
 impl Counters {
     /// Adds what was counted between two moments.
-    pub(crate) fn add(&mut self, after: &Counters, before: &Counters) {
+    fn add(&mut self, after: &Counters, before: &Counters) {
         let (sum, after_totals, before_totals) = (&mut self.totals, &after.totals, &before.totals);
         macro_rules! add {
             ($($name:ident)*) => { $(sum.$name += after_totals.$name - before_totals.$name;)* };
@@ -35,7 +37,7 @@ impl Counters {
     }
 
     /// Converts the counts to shares.
-    pub(crate) fn summary(&self, segment_bytes: u64) -> Background {
+    fn summary(&self, segment_bytes: u64) -> Background {
         let totals = &self.totals;
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
         let reads = totals.read_hits + totals.read_partial + totals.read_misses;
@@ -55,9 +57,39 @@ impl Counters {
     }
 }
 
+/// A sample, and the counts meanwhile.
+pub(crate) struct Counted {
+    pub(crate) rates: Rates,
+    counters: Counters,
+}
+
+/// Converts the counts of samples to shares.
+pub(crate) fn background(samples: &[Counted], segment_bytes: u64) -> Background {
+    let mut all = Counters::default();
+    samples.iter().for_each(|one| all.add(&one.counters, &Counters::default()));
+    all.summary(segment_bytes)
+}
+
+/// Returns the ratios of one number of samples that were taken in turns.
+pub(crate) fn ratios(of: &[Counted], to: &[Counted], field: fn(&Rates) -> f64) -> Estimate {
+    Estimate::of_ratios(of.iter().zip(to).map(|(of, to)| (field(&of.rates), field(&to.rates))))
+}
+
 impl Crew {
+    /// Takes a sample, and counts meanwhile.
+    pub(crate) fn counted(
+        &self,
+        sample: impl FnOnce() -> LabResult<Vec<Sample>>,
+    ) -> LabResult<Counted> {
+        let before = self.counters()?;
+        let rates = Rates::of(&sample()?);
+        let mut counters = Counters::default();
+        counters.add(&self.counters()?, &before);
+        Ok(Counted { rates, counters })
+    }
+
     /// Returns the counts since the start.
-    pub(crate) fn counters(&self) -> LabResult<Counters> {
+    fn counters(&self) -> LabResult<Counters> {
         let volume = self.cache.volume(VOLUME).ok_or_else(gone)?;
         let (mut requests, mut submitted) = (0, 0);
         for lane in 0..self.lanes() {

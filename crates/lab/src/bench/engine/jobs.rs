@@ -14,10 +14,10 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::bench::engine::closed_loop::{self, Load, Way};
-use crate::bench::engine::counters::Counters;
+use crate::bench::engine::counters::{Counted, background, ratios};
 use crate::bench::engine::worker::{Crew, Worker};
 use crate::bench::engine::{Args, Background, Case, Sizes};
-use crate::bench::measure::{Rates, Sample};
+use crate::bench::measure::{Sample, in_turns};
 use crate::error::{LabResult, usage};
 use crate::output::{Goal, Row, show};
 use crate::progress::Progress;
@@ -123,14 +123,6 @@ fn bare(crew: &Crew, bytes: u64) -> LabResult<Arc<dyn Device>> {
     Ok(device)
 }
 
-/// The samples of one way to the engine, each with that of the bare device beside it.
-#[derive(Default)]
-struct Pairs {
-    engine: Vec<Rates>,
-    raw: Vec<Rates>,
-    background: Counters,
-}
-
 fn rows(
     crew: &Crew,
     raw: &Arc<dyn Device>,
@@ -139,37 +131,17 @@ fn rows(
     pairs: usize,
     progress: &Progress,
 ) -> LabResult<Vec<Loop>> {
-    let mut of_ways = [Way::FrontEnd, Way::Submitted].map(|way| (way, Pairs::default()));
-    // One round more than is counted: the first one finds cold caches.
-    for pair in 0..=pairs {
-        let mut rates = Vec::new();
-        for turn in 0..TURNS.len() {
-            // Everyone is first, and everyone follows everyone.
-            let at = if pair % 2 == 0 { turn } else { TURNS.len() - 1 - turn };
-            let turn = TURNS[(at + pair / 2) % TURNS.len()];
-            if turn != Turn::Raw {
-                crew.before_sample(case)?;
-            }
-            let before = crew.counters()?;
-            rates.push((turn, Rates::of(&[sample(crew, raw, case, load, turn)?])));
-            let after = crew.counters()?;
-            let of_way = of_ways.iter_mut().find(|(way, _)| turn == Turn::Engine(*way));
-            if let Some((_, pairs)) = of_way.filter(|_| pair > 0) {
-                pairs.background.add(&after, &before);
-            }
+    let points = in_turns((pairs, TURNS.len()), progress, |turn| {
+        if TURNS[turn] != Turn::Raw {
+            crew.before_sample(case)?;
         }
-        if pair == 0 {
-            continue;
-        }
-        let of = |wanted| rates.iter().find(|(turn, _)| *turn == wanted).map(|(_, rates)| *rates);
-        for (way, pairs) in &mut of_ways {
-            pairs.engine.extend(of(Turn::Engine(*way)));
-            pairs.raw.extend(of(Turn::Raw));
-        }
-        progress.advance(1);
-    }
-    let segment = crew.segment_bytes();
-    Ok(of_ways.iter().map(|(way, pairs)| row(case, *way, load, pairs, segment)).collect())
+        crew.counted(|| Ok(vec![sample(crew, raw, case, load, TURNS[turn])?]))
+    })?;
+    let rows = TURNS.iter().zip(&points).filter_map(|(turn, engine)| match turn {
+        Turn::Raw => None,
+        Turn::Engine(way) => Some(row(case, *way, load, engine, &points[0], crew.segment_bytes())),
+    });
+    Ok(rows.collect())
 }
 
 fn sample(
@@ -189,26 +161,30 @@ fn sample(
     })?
 }
 
-fn row(case: Case, way: Way, load: Load, pairs: &Pairs, segment_bytes: u64) -> Loop {
-    let ratio = |field: fn(&Rates) -> f64| {
-        Estimate::of_ratios(pairs.engine.iter().map(field).zip(pairs.raw.iter().map(field)))
-    };
-    let cpu_us = median_of(&pairs.engine, |rates| rates.cpu_us);
-    let share_of_cpu = ratio(|rates| rates.per_cpu_second);
+fn row(
+    case: Case,
+    way: Way,
+    load: Load,
+    engine: &[Counted],
+    raw: &[Counted],
+    segment_bytes: u64,
+) -> Loop {
+    let cpu_us = median_of(engine, |one| one.rates.cpu_us);
+    let share_of_cpu = ratios(engine, raw, |rates| rates.per_cpu_second);
     let goals = case.beside_the_kernel();
     Loop {
         case: case.name(),
         way,
         jobs: load.jobs,
         depth: load.depth,
-        engine_per_second: median_of(&pairs.engine, |rates| rates.per_second),
-        raw_per_second: median_of(&pairs.raw, |rates| rates.per_second),
-        share: ratio(|rates| rates.per_second),
+        engine_per_second: median_of(engine, |one| one.rates.per_second),
+        raw_per_second: median_of(raw, |one| one.rates.per_second),
+        share: ratios(engine, raw, |rates| rates.per_second),
         share_of_cpu,
         share_goal: goals.map(|goals| Goal::at_least(goals.share, share_of_cpu.median)),
         cpu_us,
-        raw_cpu_us: median_of(&pairs.raw, |rates| rates.cpu_us),
+        raw_cpu_us: median_of(raw, |one| one.rates.cpu_us),
         cpu_goal: goals.map(|goals| Goal::at_most(goals.cpu_us, cpu_us)),
-        background: pairs.background.summary(segment_bytes),
+        background: background(engine, segment_bytes),
     }
 }

@@ -22,8 +22,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDRESS")]
     listen: String,
     /// Size of the volume; the cache is twice as large, so that everything stays cached
-    #[arg(long, default_value = "512M", value_name = "SIZE")]
-    size: String,
+    #[arg(long, default_value = "512M", value_name = "SIZE", value_parser = parse_size)]
+    size: u64,
     /// Write through the cache (mode writethrough), with cache and origin in files in this
     /// directory
     #[arg(long, value_name = "DIR")]
@@ -31,7 +31,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> LabResult<()> {
-    let size = parse_size(&args.size).map_err(|error| other(error.to_string()))?;
+    let size = args.size;
     let address: ListenAddress =
         args.listen.parse().map_err(|error: ListenError| other(error.to_string()))?;
     let cache_size = 2 * size + (64 << 20);

@@ -9,15 +9,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_core::Op;
 use forebay_core::units::format_size;
-use forebay_core::{Op, OriginBlock, RecordNumber, SectorMask, Slot};
-use forebay_format::record::{EncodeError, HEADER_BYTES, encode_data, encode_opening, max_entries};
-use forebay_format::{CheckSeed, DataEntry, Head};
 use forebay_lane::{LaneId, LaneOptions, LaneThread, MonotonicClock};
-use forebay_store::segments::Live;
-use forebay_store::{Check, Entry, Helper, RecoveryReport, Store, StoreOptions, VolumeSpace};
+use forebay_store::{Helper, RecoveryReport, StoreOptions};
 use serde::Serialize;
 
+use crate::bench::commands::image;
 use crate::bench::device::SparseDevice;
 use crate::bench::driver::{Driver, fill_dirty};
 use crate::bench::measure::Stopwatch;
@@ -30,9 +28,6 @@ use crate::statistics::Estimate;
 
 /// Promised time until the first request is answered.
 const GOAL: Duration = Duration::from_secs(1);
-
-/// Number of consecutive origin blocks of which exactly one is not cached.
-const ONE_ABSENT_IN: u64 = 4;
 
 /// Share of the segments that have blocks, in percent.
 const FULL: u64 = 90;
@@ -114,19 +109,13 @@ fn fill(
     let store = rig.engine.cache.store.clone();
     let volume = rig.target()?.volume().id;
     let space = store.space_of(volume).ok_or_else(|| other("the volume has no blocks"))?;
-    let segments = u64::from(store.segments.count()) * FULL / 100;
-    let progress = Progress::new(segments * store.cells_per_segment(), "filling");
-    let mut next = 0;
-    for _ in 0..segments {
-        next = fill_segment(cache, &store, &space, next)?;
-        progress.advance(store.cells_per_segment());
-    }
-    drop(progress);
+    let headers = image::fill(&store, &space, FULL)?;
+    headers.openings().for_each(|(offset, pages)| cache.put(offset, &pages));
     let blocks = store.index.len();
     match log_bytes {
         Some(bytes) => {
             rig.checkpoint()?;
-            write(&rig, next, bytes / BLOCK)?;
+            write(&rig, headers.end().0, bytes / BLOCK)?;
             rig.crash();
         }
         None => {
@@ -153,59 +142,6 @@ fn write(rig: &Rig, end: u64, count: u64) -> LabResult<()> {
         left -= some;
     }
     Ok(())
-}
-
-/// Fills a segment with blocks from `next` on. Returns the block after the last.
-fn fill_segment(
-    cache: &SparseDevice,
-    store: &Store,
-    space: &VolumeSpace,
-    next: u64,
-) -> LabResult<u64> {
-    let (payload, seed) = ([0; BLOCK as usize], CheckSeed::new(&store.uuid(), space.id));
-    let full = || other("the cache has no room");
-    let (segment, generation) = store.segments.open(0, (0, 1), false).ok_or_else(full)?;
-    let geometry = store.geometry();
-    let positions = 0..geometry.granules_per_segment() as u32;
-    let slots = positions.map(|position| geometry.slot_at(segment, position));
-    let (mut next, mut first) = (next, Vec::new());
-    let places: Vec<Slot> = slots.filter(|slot| geometry.holds_block(*slot)).collect();
-    // Where the headers of full records would be.
-    let cells = places.into_iter().enumerate().filter(|(at, _)| at % 127 != 0);
-    for (_, slot) in cells.take(store.cells_per_segment() as usize) {
-        if next.is_multiple_of(ONE_ABSENT_IN) {
-            next += 1;
-        }
-        let block = OriginBlock(next);
-        let dirty = next.is_multiple_of(3);
-        let check = Check::new(seed.check(block, &payload));
-        let entry = Entry { slot, dirty, partial: false, rank: 1, check };
-        store.index.restore(space.address(block), entry).map_err(|_| full())?;
-        store.segments.add_live(segment, Live::one(dirty, 1));
-        if first.len() < max_entries(geometry.block) {
-            let (volume, check, sequence) = (space.id, seed.check(block, &payload), next + 1);
-            let mask = SectorMask::all(geometry.block.sectors());
-            first.push(DataEntry { volume, block, sequence, dirty, void: false, mask, check });
-        }
-        next += 1;
-    }
-    let head = |position: u64| Head {
-        cache: store.uuid(),
-        segment,
-        generation,
-        position: position as u32,
-        number: RecordNumber(1),
-        durable_through: RecordNumber(0),
-    };
-    let mut pages = [0; 2 * HEADER_BYTES];
-    let (opening, record) = pages.split_at_mut(HEADER_BYTES);
-    let unfit = |error: EncodeError| other(error.to_string());
-    encode_opening(opening, &head(0), &[]).map_err(unfit)?;
-    encode_data(record, &head(geometry.granules_per_header()), geometry.block, &first)
-        .map_err(unfit)?;
-    cache.put(geometry.segment_offset(segment), &pages);
-    store.segments.close(segment);
-    Ok(next)
 }
 
 /// A cache that has answered a request.

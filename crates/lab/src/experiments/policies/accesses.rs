@@ -6,7 +6,7 @@ use forebay_core::{Op, OriginBlock, VolumeId};
 use forebay_policy::exact::Key;
 
 use crate::error::{LabResult, other};
-use crate::progress::LateProgress;
+use crate::experiments::source;
 use crate::trace::{Alignment, Request, Requests};
 
 /// Longer traces do not fit into memory; and places in them are 32 bits.
@@ -33,23 +33,14 @@ pub(super) struct Accesses {
 
 impl Accesses {
     /// Reads all of a trace.
-    pub(super) fn read(mut requests: Requests) -> LabResult<Self> {
+    pub(super) fn read(requests: Requests) -> LabResult<Self> {
         let mut accesses = Accesses::default();
-        let mut progress = LateProgress::new(requests.file_bytes(), "reading the trace");
-        let mut number = 0u64;
-        while let Some(request) = requests.next() {
-            accesses.add(&request?)?;
-            number += 1;
-            if number.is_multiple_of(1 << 14) {
-                progress.reach(requests.bytes_read());
-            }
-        }
+        accesses.alignment = source::read(requests, |request| accesses.add(&request))?;
         accesses.numbers = HashMap::new();
         Ok(accesses)
     }
 
     fn add(&mut self, request: &Request) -> LabResult<()> {
-        self.alignment.add(request);
         let blocks = request.blocks()?;
         let volume = VolumeId(request.device as u16);
         let key = |block| Key::new(volume, OriginBlock(block));

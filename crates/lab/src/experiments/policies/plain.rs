@@ -5,9 +5,8 @@ use std::time::Instant;
 use forebay_core::{Admission, Op, ReplacementKind};
 use forebay_policy::exact::{Node, build};
 use forebay_policy::{Ghost, Past, admits};
-use parking_lot::Mutex;
 
-use crate::progress::LateProgress;
+use crate::progress::Progress;
 
 use super::accesses::Accesses;
 
@@ -54,13 +53,13 @@ impl Counts {
 /// Progress of one thread through the trace.
 #[derive(Default)]
 pub(super) struct Steps<'a> {
-    progress: Option<&'a Mutex<LateProgress>>,
+    progress: Option<&'a Progress>,
     /// Blocks not yet reported to `progress`.
     own: u64,
 }
 
 impl<'a> Steps<'a> {
-    pub(super) fn shown(progress: &'a Mutex<LateProgress>) -> Self {
+    pub(super) fn shown(progress: &'a Progress) -> Self {
         Steps { progress: Some(progress), own: 0 }
     }
 
@@ -70,7 +69,7 @@ impl<'a> Steps<'a> {
         if self.own >= 1 << 16 {
             let own = std::mem::take(&mut self.own);
             if let Some(progress) = self.progress {
-                progress.lock().advance(own);
+                progress.advance(own);
             }
         }
     }

@@ -1,11 +1,9 @@
 //! All policies and sizes on all processors.
 
-use parking_lot::Mutex;
-
 use crate::error::LabResult;
 use crate::experiments::replay::{self, Loaded, Misses};
 use crate::pool;
-use crate::progress::LateProgress;
+use crate::progress::Progress;
 
 use super::accesses::Accesses;
 use super::plain::{Counts, Steps};
@@ -28,7 +26,7 @@ pub(super) fn run(
     threads: Option<usize>,
 ) -> LabResult<Vec<Found>> {
     let steps = accesses.accesses() * jobs.len() as u64;
-    let progress = Mutex::new(LateProgress::new(steps, "running policies"));
+    let progress = Progress::late(steps, "running policies");
     let order: Vec<usize> = (0..jobs.len()).collect();
     pool::run(jobs, &order, pool::threads(threads, jobs.len()), |job| {
         run_one(job, accesses, log, seed, &mut Steps::shown(&progress))

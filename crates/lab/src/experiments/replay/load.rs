@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use forebay_core::{Nanos, Op, SECTOR_SIZE};
 
 use crate::error::{LabResult, other};
-use crate::progress::LateProgress;
+use crate::experiments::source;
 use crate::trace::{Alignment, Request, Requests};
 use crate::virtual_time::world::UNIT;
 
@@ -74,18 +74,12 @@ impl Loaded {
     }
 
     /// Reads all of a trace.
-    pub(crate) fn read(mut requests: Requests, grid: Grid) -> LabResult<Self> {
+    pub(crate) fn read(requests: Requests, grid: Grid) -> LabResult<Self> {
         let mut all = Vec::new();
-        let mut alignment = Alignment::default();
-        let mut progress = LateProgress::new(requests.file_bytes(), "reading the trace");
-        while let Some(request) = requests.next() {
-            let request = request?;
-            alignment.add(&request);
+        let alignment = source::read(requests, |request| {
             all.push(request);
-            if all.len().is_multiple_of(1 << 14) {
-                progress.reach(requests.bytes_read());
-            }
-        }
+            Ok(())
+        })?;
         Self::lay_out(&all, grid, alignment)
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_core::{Nanos, Op};
 
 use crate::error::{LabResult, other};
-use crate::progress::LateProgress;
+use crate::progress::Progress;
 use crate::virtual_time::access::Access;
 use crate::virtual_time::clients::Server;
 use crate::virtual_time::cpu::Cpu;
@@ -181,7 +181,7 @@ pub(super) fn play<S: Replayed>(
     let mut under_way: Vec<Option<UnderWay>> = vec![None; places];
     let mut entering: VecDeque<(Nanos, u32)> = VecDeque::new();
     let mut ended = Vec::new();
-    let mut progress = LateProgress::new(requests.len() as u64, name);
+    let progress = Progress::late(requests.len() as u64, name);
     let mut answered = 0u64;
     loop {
         server.settle(&mut ended)?;

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use forebay_core::Admission;
+use forebay_core::{Admission, parse_size};
 use forebay_settings::{Setting, Settings};
 use serde::Serialize;
 
 use crate::error::LabResult;
 
-use super::{size, usage};
+use super::usage;
 
 /// Settings on the command line; the others are as in a new volume.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -31,8 +31,8 @@ pub(super) struct Tuning {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1024))]
     writeback_depth: Option<u32>,
     /// Clean blocks between dirty ones that are written along
-    #[arg(long, value_name = "SIZE")]
-    writeback_gap: Option<String>,
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    writeback_gap: Option<u64>,
     /// Rule of admission for missed blocks: always, second-hit, ghost:1 to ghost:16
     #[arg(long, value_name = "RULE")]
     admission: Option<Admission>,
@@ -50,8 +50,8 @@ impl Tuning {
         settings.dirty_age = self.dirty_age.map_or(settings.dirty_age, seconds);
         settings.idle = self.idle.map_or(settings.idle, seconds);
         settings.writeback_depth = self.writeback_depth.unwrap_or(settings.writeback_depth);
-        if let Some(gap) = &self.writeback_gap {
-            settings.writeback_gap = u32::try_from(size(gap)?)
+        if let Some(gap) = self.writeback_gap {
+            settings.writeback_gap = u32::try_from(gap)
                 .map_err(|_| usage(format!("--writeback-gap {gap} is above 1M")))?;
         }
         settings.validate().map_err(usage)?;

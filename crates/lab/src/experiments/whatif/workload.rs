@@ -7,17 +7,16 @@ use forebay_core::{Nanos, Op};
 
 use crate::error::{LabError, LabResult};
 use crate::experiments::replay::{Grid, Loaded};
-use crate::trace::{self, Format, Request};
+use crate::experiments::source::{self, Reading};
+use crate::trace::Request;
 use crate::virtual_time::world::UNIT;
 
 /// A name and the requests.
 pub(super) type Load = (String, Loaded);
 
 /// Reads a trace.
-pub(super) fn trace(path: &Path, format: Option<Format>, align: u64) -> LabResult<Load> {
-    let requests = trace::open(path, format, align)?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok((name, Loaded::read(requests, Grid::Blocks)?))
+pub(super) fn trace(path: &Path, reading: &Reading) -> LabResult<Load> {
+    Ok((source::name(path), Loaded::read(reading.open(path)?, Grid::Blocks)?))
 }
 
 /// A generated workload.

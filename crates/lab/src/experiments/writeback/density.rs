@@ -9,13 +9,11 @@
 //! its queue, which the calibration of the model has for seven densities. SWEEP is the range
 //! written from start to end at the disk's 113 MB/s, of which only the dirty blocks count.
 
-use std::time::Duration;
-
 use forebay_device::model::ModelKind;
-use forebay_engine::Settings;
 use serde::Serialize;
 
 use crate::error::{LabResult, other};
+use crate::experiments::dirty::{Dirty, settings};
 use crate::output::{Goal, Row};
 use crate::virtual_time::clients::Server;
 use crate::virtual_time::timing::Timing;
@@ -97,36 +95,10 @@ impl Row for Drained {
         SYNCS=disk_syncs";
 }
 
-/// Settings of a volume without background writeback.
-fn settings() -> Settings {
-    let mut settings = Settings { sequential_cutoff: 0, ..Settings::default() };
-    settings.writeback_running = false;
-    settings.dirty_age = Duration::ZERO;
-    settings.idle = Duration::ZERO;
-    settings.dirty_high = 100;
-    settings.dirty_low = 100;
-    settings
-}
-
-/// The blocks that are dirty, ascending.
-fn dirty(cell: &Cell, rng: &mut fastrand::Rng) -> Vec<u64> {
-    let mut blocks = Vec::with_capacity(cell.blocks as usize);
-    let mut block = 0;
-    while (blocks.len() as u64) < cell.blocks {
-        if rng.f64() < cell.share {
-            blocks.push(block);
-        }
-        block += 1;
-    }
-    blocks
-}
-
 /// One row.
 pub(super) fn measure(cell: &Cell, seed: u64) -> LabResult<Drained> {
-    let mut rng = fastrand::Rng::with_seed(seed ^ cell.share.to_bits());
-    let mut blocks = dirty(cell, &mut rng);
-    let range = blocks.last().map_or(0, |last| last + 1) * BLOCK;
-    let cached = if cell.neighbours { range } else { 0 } + cell.blocks * BLOCK;
+    let dirty = Dirty::choose(cell.share, cell.blocks, seed ^ cell.share.to_bits());
+    let cached = if cell.neighbours { dirty.range().end } else { 0 } + cell.blocks * BLOCK;
     // Room for headers, tables, and segments that are kept free.
     let ssd = (cached / 4 * 5 + (1 << 30)).next_multiple_of(4 << 20);
     let mut world = World::new(Plan::new(
@@ -135,13 +107,7 @@ pub(super) fn measure(cell: &Cell, seed: u64) -> LabResult<Drained> {
         settings(),
         seed,
     ))?;
-    if cell.neighbours {
-        world.warm(0..range)?;
-    }
-    rng.shuffle(&mut blocks);
-    for block in &blocks {
-        world.write(block * BLOCK, BLOCK)?;
-    }
+    dirty.write(&mut world, cell.neighbours)?;
     let before = world.gauges();
     if before.dirty_bytes != cell.blocks * BLOCK {
         return Err(other(format!("{} bytes are dirty before it begins", before.dirty_bytes)));

@@ -67,10 +67,6 @@ fn stop(folder: &Path, disk: &Disk) -> LabResult<()> {
 }
 
 impl System for Bcache {
-    fn modes(&self) -> &'static [Mode] {
-        &[Mode::Writethrough, Mode::Writeback]
-    }
-
     fn available(&self, ground: &Ground) -> Result<(), WhyNot> {
         dm::block_devices(ground)?;
         if find_program("make-bcache").is_none() {

@@ -50,10 +50,6 @@ fn free_nbd() -> Option<PathBuf> {
 }
 
 impl System for Forebay {
-    fn modes(&self) -> &'static [Mode] {
-        &[Mode::Writethrough, Mode::Writeback]
-    }
-
     fn available(&self, ground: &Ground) -> Result<(), WhyNot> {
         if ground.forebay.is_none() {
             return WhyNot::because(

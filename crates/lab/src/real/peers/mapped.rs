@@ -39,10 +39,6 @@ fn metadata_sectors(ssd_sectors: u64) -> u64 {
 }
 
 impl System for DmCache {
-    fn modes(&self) -> &'static [Mode] {
-        &[Mode::Writethrough, Mode::Writeback]
-    }
-
     fn available(&self, ground: &Ground) -> Result<(), WhyNot> {
         available(ground, "dm_cache_smq", "cache")
     }
@@ -75,64 +71,53 @@ const WRITECACHE_ERROR: usize = 0;
 const WRITECACHE_BLOCKS: usize = 1;
 const WRITECACHE_FREE: usize = 2;
 
-/// dm-writecache: caches writes on an SSD, never reads; it has no other mode than writeback.
-#[derive(Default)]
-pub(crate) struct DmWritecache;
-
-impl System for DmWritecache {
-    fn modes(&self) -> &'static [Mode] {
-        &[Mode::Writeback]
-    }
-
-    fn available(&self, ground: &Ground) -> Result<(), WhyNot> {
-        available(ground, "dm_writecache", "writecache")
-    }
-
-    fn set_up(&mut self, _: Mode, ground: &Ground, undo: &mut Undo) -> LabResult<Front> {
-        let (hdd, ssd) = (&ground.hdd, ground.ssd.name());
-        let table = format!("{} writecache s {} {ssd} 4096 0", hdd.sectors(), hdd.name());
-        create("cache", &table, undo).map(Front::Block)
-    }
-
-    fn drain(&mut self, ground: &Ground) -> LabResult<()> {
-        // All dirty blocks are written back, and leave the cache.
-        message("cache", "cleaner")?;
-        message("cache", "flush")?;
-        ground.stop.wait("dm-writecache's writeback", STEP_LIMIT * 10, || {
-            let status = status("cache")?;
-            if number(&status, WRITECACHE_ERROR)? != 0 {
-                return Err(other("dm-writecache reports an error of its cache device"));
-            }
-            Ok(number(&status, WRITECACHE_FREE)? == number(&status, WRITECACHE_BLOCKS)?)
-        })
-    }
-}
-
-/// The word of the status that counts dirty blocks.
+/// The word of the status of dm-writeboost that counts dirty blocks.
 const WRITEBOOST_DIRTY: usize = 6;
 
-/// dm-writeboost: a log of writes on an SSD. It has no other mode than writeback, and caches reads
-/// only if told to; it is run as it comes, without. It is no part of the kernel.
-#[derive(Default)]
-pub(crate) struct DmWriteboost;
+/// Caches of writes, which have no other mode than writeback.
+pub(crate) enum WriteCache {
+    /// dm-writecache: caches writes on an SSD, never reads.
+    Plain,
+    /// dm-writeboost: a log of writes on an SSD. It caches reads only if told to; it is run as it
+    /// comes, without. It is no part of the kernel.
+    Boost,
+}
 
-impl System for DmWriteboost {
+impl System for WriteCache {
     fn modes(&self) -> &'static [Mode] {
         &[Mode::Writeback]
     }
 
     fn available(&self, ground: &Ground) -> Result<(), WhyNot> {
-        available(ground, "dm_writeboost", "writeboost")
-            .map_err(|why| WhyNot(format!("{why}; in Debian: dm-writeboost-dkms")))
+        match self {
+            WriteCache::Plain => available(ground, "dm_writecache", "writecache"),
+            WriteCache::Boost => available(ground, "dm_writeboost", "writeboost")
+                .map_err(|why| WhyNot(format!("{why}; in Debian: dm-writeboost-dkms"))),
+        }
     }
 
     fn set_up(&mut self, _: Mode, ground: &Ground, undo: &mut Undo) -> LabResult<Front> {
-        let (hdd, ssd) = (&ground.hdd, ground.ssd.name());
-        let table = format!("{} writeboost {} {ssd}", hdd.sectors(), hdd.name());
+        let (sectors, hdd, ssd) = (ground.hdd.sectors(), ground.hdd.name(), ground.ssd.name());
+        let table = match self {
+            WriteCache::Plain => format!("{sectors} writecache s {hdd} {ssd} 4096 0"),
+            WriteCache::Boost => format!("{sectors} writeboost {hdd} {ssd}"),
+        };
         create("cache", &table, undo).map(Front::Block)
     }
 
     fn drain(&mut self, ground: &Ground) -> LabResult<()> {
+        if let WriteCache::Plain = self {
+            // All dirty blocks are written back, and leave the cache.
+            message("cache", "cleaner")?;
+            message("cache", "flush")?;
+            return ground.stop.wait("dm-writecache's writeback", STEP_LIMIT * 10, || {
+                let status = status("cache")?;
+                if number(&status, WRITECACHE_ERROR)? != 0 {
+                    return Err(other("dm-writecache reports an error of its cache device"));
+                }
+                Ok(number(&status, WRITECACHE_FREE)? == number(&status, WRITECACHE_BLOCKS)?)
+            });
+        }
         // Its buffer in RAM goes to the SSD first.
         let device = format!("/dev/mapper/{}cache", PREFIX);
         File::open(&device)?.sync_all()?;

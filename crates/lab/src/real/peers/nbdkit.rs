@@ -38,10 +38,6 @@ fn cache_folder(ground: &Ground, undo: &mut Undo) -> LabResult<PathBuf> {
 }
 
 impl System for Nbdkit {
-    fn modes(&self) -> &'static [Mode] {
-        &[Mode::Writethrough, Mode::Writeback]
-    }
-
     fn available(&self, ground: &Ground) -> Result<(), WhyNot> {
         if find_program("nbdkit").is_none() {
             return WhyNot::because("nbdkit is missing; install nbdkit");

@@ -33,10 +33,6 @@ fn name(disk: &Disk) -> Result<String, WhyNot> {
 }
 
 impl System for OpenCas {
-    fn modes(&self) -> &'static [Mode] {
-        &[Mode::Writethrough, Mode::Writeback]
-    }
-
     fn available(&self, ground: &Ground) -> Result<(), WhyNot> {
         dm::block_devices(ground)?;
         if find_program("casadm").is_none() {

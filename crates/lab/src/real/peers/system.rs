@@ -87,7 +87,9 @@ impl Front {
 /// A cache, or a device without one. It is set up once for each mode, with a new value each time.
 pub(crate) trait System {
     /// The modes it has.
-    fn modes(&self) -> &'static [Mode];
+    fn modes(&self) -> &'static [Mode] {
+        &[Mode::Writethrough, Mode::Writeback]
+    }
 
     /// Whether this host has all that it needs. Nothing is written.
     fn available(&self, ground: &Ground) -> Result<(), WhyNot>;

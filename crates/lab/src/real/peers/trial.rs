@@ -1,7 +1,6 @@
 //! One system in one mode: set up, stamped, warmed, driven, verified, drained, torn down, and its
 //! origin compared when it is gone.
 
-use super::counters::Counters;
 use super::dm;
 use super::load::{Experiment, warm_up};
 use super::results::{Measured, Outcome, Trial, Verified};
@@ -9,6 +8,7 @@ use super::system::{Front, Ground, Mode, System};
 use super::undo::Undo;
 use super::verify::{Stamps, device};
 use crate::error::{LabError, LabResult, other};
+use crate::process::machine_cpu;
 use crate::progress::Progress;
 
 /// Parameters of every trial.
@@ -135,10 +135,13 @@ impl Plan {
         front: &Front,
         ground: &Ground,
     ) -> LabResult<Measured> {
-        let before = Counters::now(&ground.ssd)?;
+        let counters = || Ok::<_, LabError>((machine_cpu()?, ground.ssd.bytes_written()));
+        let before = counters()?;
         let job = experiment.job(self.file(), self.seconds);
         let (read, write) = job.run(front, &ground.stop)?;
-        let spent = Counters::now(&ground.ssd)?.since(before);
+        let after = counters()?;
+        let cpu = after.0.saturating_sub(before.0);
+        let ssd = after.1.zip(before.1).map(|(after, before)| after.saturating_sub(before));
         let operations: u64 = read.iter().chain(&write).map(|side| side.operations).sum();
         if operations == 0 {
             return Err(other("no request was answered in the time given"));
@@ -151,10 +154,9 @@ impl Plan {
             depth: experiment.depth,
             read,
             write,
-            machine_cpu_us_per_io: spent.cpu_seconds * 1e6 / operations as f64,
-            ssd_bytes_written: spent.ssd_bytes,
-            ssd_bytes_per_user_byte: spent
-                .ssd_bytes
+            machine_cpu_us_per_io: cpu.as_secs_f64() * 1e6 / operations as f64,
+            ssd_bytes_written: ssd,
+            ssd_bytes_per_user_byte: ssd
                 .filter(|_| written > 0)
                 .map(|bytes| bytes as f64 / written as f64),
             share_of_ssd: None,

@@ -37,27 +37,30 @@ pub(crate) struct Variant {
 }
 
 /// A report whose jobs are known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
-    Mail,
-    Maxio,
-    Iozone,
-    Writeboost,
-    Iometer,
+#[derive(Debug)]
+struct Known {
+    name: &'static str,
+    text: &'static str,
+    published: Published,
 }
 
-const KNOWN: [(&str, Known, &str); 5] = [
-    ("mail", Known::Mail, include_str!("../../../jobs/mail.fio")),
-    ("maxio", Known::Maxio, include_str!("../../../jobs/maxio.fio")),
-    ("iozone", Known::Iozone, include_str!("../../../jobs/iozone.fio")),
-    ("writeboost", Known::Writeboost, include_str!("../../../jobs/writeboost.fio")),
-    ("iometer", Known::Iometer, include_str!("../../../jobs/iometer.fio")),
+const fn known(name: &'static str, text: &'static str, size: u64, seconds: u64) -> Known {
+    let size = if size > 0 { Some(size) } else { None };
+    Known { name, text, published: Published { size, seconds } }
+}
+
+static KNOWN: [Known; 5] = [
+    known("mail", include_str!("../../../jobs/mail.fio"), 20 * GIB, 300),
+    known("maxio", include_str!("../../../jobs/maxio.fio"), 100 * GIB, 300),
+    known("iozone", include_str!("../../../jobs/iozone.fio"), 16 * GIB, 300),
+    known("writeboost", include_str!("../../../jobs/writeboost.fio"), 0, 15),
+    known("iometer", include_str!("../../../jobs/iometer.fio"), 0, 300),
 ];
 
 /// A job file.
 #[derive(Clone, Debug)]
 pub(crate) struct Jobs {
-    known: Option<Known>,
+    known: Option<&'static Known>,
     text: String,
 }
 
@@ -66,11 +69,11 @@ impl Jobs {
     /// Errors: `Usage`: there is no such thing, or it does not say that it runs on the device
     /// given.
     pub(crate) fn find(name: &str) -> LabResult<Self> {
-        if let Some((_, known, text)) = KNOWN.iter().find(|(known, ..)| *known == name) {
-            return Ok(Jobs { known: Some(*known), text: (*text).to_owned() });
+        if let Some(known) = KNOWN.iter().find(|known| known.name == name) {
+            return Ok(Jobs { known: Some(known), text: known.text.to_owned() });
         }
         if !name.ends_with(".fio") {
-            let names: Vec<&str> = KNOWN.iter().map(|(name, ..)| *name).collect();
+            let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
             return Err(LabError::Usage(format!(
                 "--jobs: '{name}' is not known; choose {}, or name a FILE.fio",
                 names.join(", ")
@@ -90,15 +93,7 @@ impl Jobs {
 
     /// Returns the size and duration of the report; for a file, a minute on the whole device.
     pub(crate) fn published(&self) -> Published {
-        let (size, seconds) = match self.known {
-            Some(Known::Mail) => (Some(20 * GIB), 300),
-            Some(Known::Maxio) => (Some(100 * GIB), 300),
-            Some(Known::Iozone) => (Some(16 * GIB), 300),
-            Some(Known::Writeboost) => (None, 15),
-            Some(Known::Iometer) => (None, 300),
-            None => (None, 60),
-        };
-        Published { size, seconds }
+        self.known.map_or(Published { size: None, seconds: 60 }, |known| known.published)
     }
 
     /// The lines that fio takes for options, name and value, without comments.
@@ -180,16 +175,16 @@ impl Jobs {
         let mut variables =
             vec![("SIZE", size.to_string()), ("RUNTIME", scale.seconds.to_string())];
         let one = |variables| vec![Variant { label: String::new(), variables }];
-        match self.known {
-            Some(Known::Mail) => {
+        match self.known.map_or("", |known| known.name) {
+            "mail" => {
                 variables.push(("WARM", (size / 10 * 9 / 4096 * 4096).to_string()));
                 one(variables)
             }
-            Some(Known::Maxio) => {
+            "maxio" => {
                 variables.push(("QUARTER", (size / 4).to_string()));
                 one(variables)
             }
-            Some(Known::Iozone) => [1, 4, 8, 16]
+            "iozone" => [1, 4, 8, 16]
                 .into_iter()
                 // A record has to fit in at least twice, or there is no second one to go to.
                 .filter(|record| record * MIB * 2 <= size)
@@ -204,8 +199,8 @@ impl Jobs {
                     Variant { label: format!("{record} MB"), variables }
                 })
                 .collect(),
-            Some(Known::Iometer) => iometer(size, &variables),
-            Some(Known::Writeboost) | None => one(variables),
+            "iometer" => iometer(size, &variables),
+            _ => one(variables),
         }
     }
 }
@@ -243,7 +238,7 @@ mod tests {
 
     #[test]
     fn every_variable_of_our_files_is_set_by_every_variant() {
-        for (name, ..) in KNOWN {
+        for name in KNOWN.iter().map(|known| known.name) {
             let jobs = Jobs::find(name).expect("ours");
             jobs.check_place(name).expect("takes its device from us");
             assert!(jobs.writes(), "{name}");

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
-use super::remote::{self, Export, Looks};
-use crate::error::{LabError, LabResult};
+use forebay_device::NbdUri;
+use forebay_device::nbd_uri::NbdUriError;
+
+use super::remote::{self, Looks};
+use crate::error::{LabError, LabResult, usage};
 use crate::real::device::{self, Claim, Local};
 
 /// A device as the command line names it.
@@ -24,8 +27,13 @@ impl Target {
     /// Looks what is there. Nothing is changed.
     /// Errors: `Usage`: nothing that could be a device; or a server cannot be reached.
     pub(crate) fn find(name: &str, engine: &str) -> LabResult<Self> {
-        let (engine, place) = if remote::is_uri(name) {
-            ("nbd", Place::Remote(Export::parse(name)?.look(device::HEAD)?))
+        let (engine, place) = if NbdUri::is_one(name) {
+            let refused = |why: String| usage(format!("--device: '{name}': {why}"));
+            let uri: NbdUri = name.parse().map_err(|why: NbdUriError| refused(why.to_string()))?;
+            if uri.tls {
+                return Err(refused("fio has no TLS".to_owned()));
+            }
+            ("nbd", Place::Remote(remote::look(&uri, device::HEAD)?))
         } else {
             let local = Local::find("--device", Path::new(name))?;
             // One that is in use cannot be claimed, which need not hinder a reader.
@@ -90,6 +98,27 @@ impl Target {
                 self.name
             ))),
             _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_device_is_a_mistake_on_the_command_line() {
+        for bad in [
+            "nbd:///x",
+            "nbd+unix:///x",
+            "nbd+unix:///x?socket=",
+            "nbds://h/x",
+            "nbd://h:p/x",
+            "nbd://h/%zz",
+            "http://a/",
+        ] {
+            let found = Target::find(bad, "libaio");
+            assert_eq!(found.err().map(|error| error.exit_code()), Some(2), "{bad}");
         }
     }
 }
