@@ -49,8 +49,10 @@ pub(crate) trait Server {
 /// Duration of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
-    /// Seconds before the measurement.
+    /// Maximum number of seconds before the measurement.
     pub(crate) warm_up: f64,
+    /// Bytes that are transferred before the measurement at most.
+    pub(crate) warm_up_bytes: u64,
     /// Maximum number of measured seconds.
     pub(crate) seconds: f64,
     /// Measured requests at most.
@@ -62,12 +64,13 @@ pub(crate) struct Span {
 impl Span {
     /// A run of this duration, with up to 150 samples over time.
     pub(crate) fn seconds(seconds: f64) -> Self {
-        Span { warm_up: 0.0, seconds, requests: None, sample: (seconds / 150.0).max(0.05) }
+        let sample = (seconds / 150.0).max(0.05);
+        Span { warm_up: 0.0, warm_up_bytes: u64::MAX, seconds, requests: None, sample }
     }
 
     /// A run of this number of requests, without a limit of time.
     pub(crate) fn requests(requests: u64) -> Self {
-        Span { warm_up: 0.0, seconds: 1e6, requests: Some(requests), sample: 0.0 }
+        Span { requests: Some(requests), sample: 0.0, ..Span::seconds(1e6) }
     }
 }
 
@@ -182,8 +185,7 @@ pub(crate) fn run<S: Server>(
         measured: 0,
         server,
     };
-    let measure_from = Nanos(start.0 + nanos(span.warm_up));
-    let end = Nanos(measure_from.0 + nanos(span.seconds));
+    let mut measure_from = Nanos(start.0 + nanos(span.warm_up));
     let mut sampler = Sampler::new(start, nanos(span.sample), this.server.gauges());
     let mut answered = 0u64;
     if span.warm_up <= 0.0 {
@@ -216,6 +218,10 @@ pub(crate) fn run<S: Server>(
             (None, None) => return Err(other("no request is in flight any more")),
         };
         let next = next.max(now);
+        if this.measuring.is_none() && this.found.unmeasured_bytes >= span.warm_up_bytes {
+            measure_from = measure_from.min(now);
+        }
+        let end = Nanos(measure_from.0 + nanos(span.seconds));
         if next >= measure_from && this.measuring.is_none() {
             this.measuring = Some(this.server.gauges());
             this.issued = this.under_way as u64;
@@ -254,13 +260,13 @@ pub(crate) fn run<S: Server>(
     let Loop { server, mut found, entering, under_way, .. } = this;
     let rest = under_way - entering.len();
     found.unmeasured_bytes += rest as u64 * len;
-    settle_rest(server, rest, end)?;
+    settle_rest(server, rest)?;
     Ok(found)
 }
 
 /// Waits for requests that were still under way, so that the next run begins with none.
-fn settle_rest<S: Server>(server: &mut S, mut under_way: usize, end: Nanos) -> LabResult<()> {
-    let mut ended = Vec::new();
+fn settle_rest<S: Server>(server: &mut S, mut under_way: usize) -> LabResult<()> {
+    let (mut ended, from) = (Vec::new(), server.now());
     while under_way > 0 {
         server.settle(&mut ended)?;
         under_way -= ended.drain(..).count().min(under_way);
@@ -268,7 +274,7 @@ fn settle_rest<S: Server>(server: &mut S, mut under_way: usize, end: Nanos) -> L
             break;
         }
         let next = server.next_event().ok_or_else(|| other("a request never ends"))?;
-        if next.0 > end.0 + 3_600_000_000_000 {
+        if next.0 > from.0 + 3_600_000_000_000 {
             return Err(other("a request has not ended for an hour"));
         }
         let next = next.max(server.now());

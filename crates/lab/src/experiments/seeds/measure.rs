@@ -58,6 +58,7 @@ impl Context {
             seconds: span.seconds * self.scale,
             sample: span.sample * self.scale,
             requests,
+            ..span
         }
     }
 

@@ -22,10 +22,26 @@ const DISK_BYTES: u64 = 100 * GB / 4096 * 4096;
 const SSD_BYTES: u64 = 800 * GB / 4096 * 4096;
 const SEQUENTIAL: u64 = 256 << 10;
 
-/// The two SSDs, and for how long runs on them are measured: more than ten million requests take
-/// longer to simulate than the report's 300 s are worth.
-const SSDS: [(&str, ModelKind, f64); 2] =
-    [("sata", ModelKind::SataSsd, 100.0), ("pcie", ModelKind::PcieSsd, 30.0)];
+/// An SSD, and for how long runs on it are measured.
+#[derive(Clone, Copy)]
+struct Ssd {
+    name: &'static str,
+    kind: ModelKind,
+    seconds: f64,
+}
+
+/// More than a million requests take longer to simulate than the report's 300 s are worth.
+const SATA: Ssd = Ssd { name: "sata", kind: ModelKind::SataSsd, seconds: 30.0 };
+const PCIE: Ssd = Ssd { name: "pcie", kind: ModelKind::PcieSsd, seconds: 10.0 };
+
+impl Ssd {
+    fn timing(&self, test: &str) -> Timing {
+        match test {
+            "rand-mix" => Timing::affine(mixed(self.kind)),
+            _ => Timing::model(self.kind, SSD_BYTES),
+        }
+    }
+}
 
 pub(super) fn report() -> LabResult<Report> {
     Report::parse(include_str!("../../../published/001.toml"))
@@ -78,43 +94,82 @@ fn mixed(kind: ModelKind) -> Affine {
 
 /// Share of the others' time that is measured with `strict` durability.
 const STRICT_SHARE: f64 = 0.2;
+const STRICT: &str = "forebay/writeback strict";
 
 /// One test after the other on one cache.
-#[derive(Clone, Copy)]
 struct Chain {
+    name: &'static str,
+    weight: f64,
+    config: &'static str,
     warm: bool,
-    tests: &'static [&'static str],
+    tests: &'static [(Ssd, &'static str)],
 }
 
-fn run_chain(
-    context: &Context,
-    (ssd, kind, seconds): (&str, ModelKind, f64),
-    config: &Config,
-    chain: Chain,
-) -> LabResult<Vec<Measurement>> {
-    let ssd_timing = (SSD_BYTES, Timing::model(kind, SSD_BYTES));
+/// The SSDs share a cache that is filled once: the first mix overwrites a hundredth of it, and
+/// precedes nothing but the second.
+const CHAINS: [Chain; 6] = [
+    Chain {
+        name: "reads and mix",
+        weight: 60.0,
+        config: "forebay/writeback",
+        warm: true,
+        tests: &[
+            (SATA, "seq-read"),
+            (SATA, "rand-read"),
+            (PCIE, "seq-read"),
+            (PCIE, "rand-read"),
+            (SATA, "rand-mix"),
+            (PCIE, "rand-mix"),
+        ],
+    },
+    Chain {
+        name: "strict",
+        weight: 60.0,
+        config: STRICT,
+        warm: true,
+        tests: &[
+            (SATA, "rand-write"),
+            (PCIE, "rand-write"),
+            (SATA, "seq-write"),
+            (PCIE, "seq-write"),
+            (SATA, "rand-mix"),
+            (PCIE, "rand-mix"),
+        ],
+    },
+    writes("sata random writes", &[(SATA, "rand-write")]),
+    writes("sata sequential writes", &[(SATA, "seq-write")]),
+    writes("pcie random writes", &[(PCIE, "rand-write")]),
+    writes("pcie sequential writes", &[(PCIE, "seq-write")]),
+];
+
+const fn writes(name: &'static str, tests: &'static [(Ssd, &'static str)]) -> Chain {
+    Chain { name, weight: 25.0, config: "forebay/writeback", warm: false, tests }
+}
+
+fn run_chain(context: &Context, config: &Config, chain: &Chain) -> LabResult<Vec<Measurement>> {
+    let ssd = (SSD_BYTES, Timing::model(ModelKind::SataSsd, SSD_BYTES));
     let disk = (DISK_BYTES, Timing::model(ModelKind::Hdd7200, DISK_BYTES));
-    let plan = Plan::new(ssd_timing, disk, config.settings.clone(), context.seed);
+    let plan = Plan::new(ssd, disk, config.settings.clone(), context.seed);
     let mut world = World::new(Plan { never_full: true, ..plan })?;
     if chain.warm {
         let share = context.scale.min(1.0);
         world.warm(0..(DISK_BYTES as f64 * share) as u64 / SEQUENTIAL * SEQUENTIAL)?;
     }
     let mut measurements = Vec::new();
-    for test in chain.tests {
-        let experiment = format!("{ssd}/{test}");
+    for (ssd, test) in chain.tests {
+        let experiment = format!("{}/{test}", ssd.name);
         let mut workload = workload(test);
         if chain.warm && context.scale < 1.0 {
             workload.span = (DISK_BYTES as f64 * context.scale) as u64 / SEQUENTIAL * SEQUENTIAL;
         }
-        if *test == "rand-mix" {
-            world.replace_ssd(Timing::affine(mixed(kind)))?;
-        }
-        let span = Span::seconds(seconds);
+        world.replace_ssd(ssd.timing(test))?;
+        // With `strict` nothing is put off that more time would show.
+        let share = if chain.config == STRICT { STRICT_SHARE } else { 1.0 };
+        let span = Span::seconds(ssd.seconds * share);
         let found = context.volume(&mut world, &experiment, 0, workload, span)?;
         let mut measured = Measurement::of_volume(config, experiment, vec![found]);
         if *test == "rand-mix" {
-            let bound = mix_bound(kind);
+            let bound = mix_bound(ssd.kind);
             measured.note = Some(format!(
                 "Bound: {bound:.3} of the bare SSD, if no read is answered from RAM; the reads are \
                  as many as before, and only the overhead of each write is saved."
@@ -130,49 +185,30 @@ fn run_chain(
 
 fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
     let mut measurements = Vec::new();
-    for (ssd, kind, seconds) in SSDS {
+    for ssd in [SATA, PCIE] {
         for test in ["seq-write", "seq-read", "rand-write", "rand-read", "rand-mix"] {
-            let experiment = format!("{ssd}/{test}");
+            let experiment = format!("{}/{test}", ssd.name);
             let mut run = |server, timing| {
-                let span = Span::seconds(seconds);
+                let span = Span::seconds(ssd.seconds);
                 let found = context.raw(timing, &experiment, workload(test), span)?;
                 measurements.push(Measurement::of_model(server, experiment.clone(), vec![found]));
                 LabResult::Ok(())
             };
             run(Server::Hdd, Timing::model(ModelKind::Hdd7200, DISK_BYTES))?;
-            let ssd = match test {
-                "rand-mix" => Timing::affine(mixed(kind)),
-                _ => Timing::model(kind, SSD_BYTES),
-            };
-            run(Server::Ssd, ssd)?;
+            run(Server::Ssd, ssd.timing(test))?;
         }
     }
     Ok(measurements)
 }
 
 pub(super) fn jobs(report: &Arc<Report>) -> Vec<Job> {
-    const WRITES: Chain = Chain { warm: false, tests: &["rand-write"] };
-    const STREAM: Chain = Chain { warm: false, tests: &["seq-write"] };
-    const READS: Chain = Chain { warm: true, tests: &["seq-read", "rand-read", "rand-mix"] };
-    const STRICT: Chain = Chain { warm: true, tests: &["rand-write", "seq-write", "rand-mix"] };
-    let all = [
-        ("random writes", 25.0, "forebay/writeback", WRITES),
-        ("sequential writes", 25.0, "forebay/writeback", STREAM),
-        ("reads and mix", 60.0, "forebay/writeback", READS),
-        ("strict", 60.0, "forebay/writeback strict", STRICT),
-    ];
     let mut jobs = vec![Job::new("001", "bare models", 10.0, raw)];
-    for (device, kind, seconds) in SSDS {
-        for (name, weight, config, chain) in all {
-            let configs = report.configs.iter().filter(|known| known.name == config);
-            // With `strict` nothing is put off that more time would show.
-            let seconds = if name == "strict" { seconds * STRICT_SHARE } else { seconds };
-            for config in configs {
-                let (config, run) = (config.clone(), (device, kind, seconds));
-                let work = move |context: &Context| run_chain(context, run, &config, chain);
-                jobs.push(Job::new("001", format!("{device} {name}"), weight, work));
-            }
-        }
+    for chain in &CHAINS {
+        let configs = report.configs.iter().filter(|known| known.name == chain.config);
+        jobs.extend(configs.cloned().map(|config| {
+            let work = move |context: &Context| run_chain(context, &config, chain);
+            Job::new("001", chain.name, chain.weight, work)
+        }));
     }
     jobs
 }

@@ -11,7 +11,7 @@
 //! the arm busy. Record rewrite is the page cache alone (up to 2.9 GB/s) and is not run.
 //!
 //! A repetition transfers another part of the file, one 32nd of it: ten times 16 GB for each cell
-//! would take hours. The whole file is cached before.
+//! would take hours. The whole file is cached before, once for all record sizes.
 
 use std::sync::Arc;
 
@@ -133,43 +133,37 @@ fn workload(test: &str, write: bool, record: u64, repetition: u64) -> Workload {
     Workload { shape, start, span: span / len * len, len, writes, depth: 1 }
 }
 
+/// Record sizes in MiB, and the tests of each.
+fn each_cell() -> impl Iterator<Item = (u64, (&'static str, bool))> {
+    RECORDS.into_iter().flat_map(|record| TESTS.map(|test| (record, test)))
+}
+
 fn raw(context: &Context, report: &Report) -> LabResult<Vec<Measurement>> {
     let mut measurements = Vec::new();
-    for record in RECORDS {
-        for (test, write) in TESTS {
-            let name = format!("{record}M/{test}");
-            for server in [Server::Hdd, Server::Ssd] {
-                let mut found = Vec::new();
-                for repetition in 0..REPETITIONS {
-                    let work = workload(test, write, record, repetition);
-                    let span = Span::requests(PART / (record * MIB));
-                    found.push(context.raw(
-                        timing(report, server, test, write),
-                        &name,
-                        work,
-                        span,
-                    )?);
-                }
-                measurements.push(Measurement::of_model(server, name.clone(), found));
+    for (record, (test, write)) in each_cell() {
+        let name = format!("{record}M/{test}");
+        for server in [Server::Hdd, Server::Ssd] {
+            let mut found = Vec::new();
+            for repetition in 0..REPETITIONS {
+                let work = workload(test, write, record, repetition);
+                let span = Span::requests(PART / (record * MIB));
+                let timing = timing(report, server, test, write);
+                found.push(context.raw(timing, &name, work, span)?);
             }
+            measurements.push(Measurement::of_model(server, name.clone(), found));
         }
     }
     Ok(measurements)
 }
 
-fn cached(
-    context: &Context,
-    report: &Report,
-    config: &Config,
-    record: u64,
-) -> LabResult<Vec<Measurement>> {
+fn cached(context: &Context, report: &Report, config: &Config) -> LabResult<Vec<Measurement>> {
     let timing = |server, test, write| timing(report, server, test, write);
     let ssd = (SSD_BYTES, timing(Server::Ssd, "write", true));
     let disk = (DISK_BYTES, timing(Server::Hdd, "read", false));
     let mut world = World::new(Plan::new(ssd, disk, config.settings.clone(), context.seed))?;
     world.warm(0..FILE)?;
     let mut measurements = Vec::new();
-    for (test, write) in TESTS {
+    for (record, (test, write)) in each_cell() {
         let name = format!("{record}M/{test}");
         world
             .replace_devices(timing(Server::Ssd, test, write), timing(Server::Hdd, test, write))?;
@@ -188,12 +182,10 @@ pub(super) fn jobs(report: &Arc<Report>) -> Vec<Job> {
     let own = report.clone();
     let mut jobs = vec![Job::new("002", "bare models", 0.1, move |context| raw(context, &own))];
     for config in &report.configs {
-        for record in RECORDS {
-            let (report, config) = (report.clone(), config.clone());
-            let name = format!("{} {record}M", config.name);
-            let work = move |context: &Context| cached(context, &report, &config, record);
-            jobs.push(Job::new("002", name, 20.0, work));
-        }
+        let (report, config) = (report.clone(), config.clone());
+        let name = config.name.clone();
+        let work = move |context: &Context| cached(context, &report, &config);
+        jobs.push(Job::new("002", name, 50.0, work));
     }
     jobs
 }

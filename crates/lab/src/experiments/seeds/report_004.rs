@@ -44,9 +44,13 @@ const DEPTHS: [usize; 2] = [1, 32];
 const BLOCKS: [u64; 2] = [4 << 10, 16 << 10];
 /// Long enough that one request more or less of 1 MiB makes no difference.
 const RAW_SECONDS: f64 = 20.0;
-/// The report took 300 s for each of 96 cells, twice; a cache of 1 GB is full after four.
+/// The report took 300 s for each of 96 cells, twice. A cell is in its steady state after this
+/// time, or once it has written the cache over by half.
 const WARM_UP: f64 = 4.25;
+const WARM_UP_BYTES: u64 = RAM_BYTES / 2 * 3;
 const SECONDS: f64 = 1.0;
+/// Bytes that are measured at most: one request of 1 MiB more or less is a 500th.
+const MEASURED_BYTES: u64 = RAM_BYTES / 2;
 
 /// One measurement: a pattern within a range.
 #[derive(Clone, Copy)]
@@ -146,14 +150,10 @@ fn ram() -> Timing {
     Timing::affine(Affine { read: link, write: link, shared: true, sync: 0 })
 }
 
-fn span() -> Span {
-    Span { warm_up: WARM_UP, ..Span::seconds(SECONDS) }
-}
-
 fn raw(context: &Context) -> LabResult<Vec<Measurement>> {
     let run = |cell: &Cell| {
         let timing = Timing::model(ModelKind::SataSsd, SSD_BYTES);
-        let span = Span { seconds: RAW_SECONDS, ..span() };
+        let span = Span { warm_up: WARM_UP, ..Span::seconds(RAW_SECONDS) };
         let found = context.raw(timing, &cell.name(), cell.workload(), span)?;
         Ok(Measurement::of_model(Server::Ssd, cell.name(), vec![found]))
     };
@@ -165,7 +165,13 @@ fn cached(context: &Context, block: u64, config: &Config, cell: &Cell) -> LabRes
     let plan = Plan::new((RAM_BYTES, ram()), disk, config.settings.clone(), context.seed);
     let block = BlockSize::new(block).unwrap_or(BlockSize::DEFAULT);
     let mut world = World::new(Plan { block, ..plan })?;
-    let found = context.volume(&mut world, &cell.name(), 0, cell.workload(), span())?;
+    let span = Span {
+        warm_up: WARM_UP,
+        warm_up_bytes: WARM_UP_BYTES,
+        requests: Some(MEASURED_BYTES / cell.size),
+        ..Span::seconds(SECONDS)
+    };
+    let found = context.volume(&mut world, &cell.name(), 0, cell.workload(), span)?;
     Ok(Measurement::of_volume(config, cell.name(), vec![found]))
 }
 

@@ -18,10 +18,10 @@ use super::{Cell, SSD_BYTES};
 
 /// The empty cache below the tier, which nothing is written to.
 const EMPTY_CACHE: u64 = 32 << 20;
-/// The time for which writes are deferred.
-pub(super) const WARM_UP: f64 = 4.0;
+/// Writes are deferred for a second; after another half, the tier has been written down once.
+pub(super) const WARM_UP: f64 = 1.5;
 /// A cell answers half a million requests each second: more of them would show nothing else.
-const SECONDS: f64 = 2.0;
+const SECONDS: f64 = 1.0;
 /// Ends the name of the rows that include the warm-up and the last write-down.
 pub(super) const TO_THE_END: &str = " to the end";
 
