@@ -1,5 +1,4 @@
-//! Connecting to a server, up to the end of the handshake. It may wait, so it is done in a thread
-//! that may.
+//! Connects to a server and completes the handshake. It may wait, so it runs in a thread that may.
 #![allow(clippy::disallowed_methods, reason = "the simulator has no servers")]
 
 use std::io::{self, Read, Write};
@@ -29,7 +28,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// The file in which Debian and others keep the certificates of well-known authorities.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// A connection whose handshake is over.
+/// A connection that has completed the handshake.
 pub(crate) struct NegotiatedConnection {
     pub(crate) fd: OwnedFd,
     pub(crate) tls: Option<ClientConnection>,
@@ -42,7 +41,7 @@ impl NegotiatedConnection {
     pub(crate) fn leave(self) {
         if self.tls.is_none() {
             let header = RequestHeader::new(command::DISC, 0, 0, 0).to_bytes();
-            // A server that has gone knows already.
+            // A failure means that the server has gone, and then it needs no message.
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let _ = rustix::net::send(&self.fd, &header, flags);
         }
@@ -65,7 +64,7 @@ fn late() -> io::Error {
 }
 
 impl Timed {
-    /// Returns the time that is left, for the next step.
+    /// Returns the time left until the deadline, for the next step.
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(late()) } else { Ok(Some(left)) }
@@ -137,7 +136,7 @@ fn connect_unix(path: &Path, patience: Duration) -> io::Result<UnixStream> {
         SocketFlags::CLOEXEC,
         None,
     )?;
-    // A server that accepts no connection must not hold this thread for ever.
+    // A server that accepts no connection must not block this thread for ever.
     set_socket_timeout(&fd, Timeout::Send, Some(patience))?;
     in_time(rustix::net::connect(&fd, &SocketAddrUnix::new(path)?).map_err(io::Error::from))?;
     Ok(fd.into())
@@ -171,7 +170,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConnectErro
     found.map_err(|error| tls_error(path, error))
 }
 
-/// Makes a session of TLS. The files are read each time, so renewed certificates are found.
+/// Starts a TLS session. The files are read each time, so that renewed certificates take effect.
 fn tls_client(uri: &NbdUri) -> Result<ClientConnection, ConnectError> {
     let authorities = match &uri.certificates {
         Some(folder) => folder.join("ca-cert.pem"),

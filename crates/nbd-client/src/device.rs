@@ -21,7 +21,7 @@ use crate::port::{Mail, Port};
 use crate::remote::Remote;
 use crate::reply::{Reply, To};
 
-/// Bytes of the largest physical block that a preferred size is taken for.
+/// Largest preferred size, in bytes, that is reported as the size of a physical block.
 const PAGE: u32 = 4096;
 
 /// Time limit of the query for an extent.
@@ -37,9 +37,9 @@ impl NbdDevice {
     /// Connects to the server and opens the export. May wait, so it must not be called on a lane.
     ///
     /// # Errors
-    /// `ReadOnly` or `Denied`: it is read-only, or has no flush, and `access` is exclusive.
-    /// `BadSize`: it is empty. `WrongType`: the server refuses the export, or cannot do as needed.
-    /// `Io`: there is no connection, and there may be one later.
+    /// `ReadOnly` or `Denied`: `access` is exclusive, and the export is read-only or has no flush.
+    /// `BadSize`: the export is empty. `WrongType`: the server refuses the export or lacks a needed
+    /// feature. `Io`: no connection is possible now; a later attempt may succeed.
     pub fn open(uri: &NbdUri, access: Access) -> Result<Arc<dyn Device>, OpenError> {
         let failed = |kind, cause: String| OpenError::new(kind, uri, cause);
         let connection = connect(uri).map_err(|error| match error {
@@ -86,7 +86,7 @@ impl Drop for NbdDevice {
     fn drop(&mut self) {
         self.remote.closed.store(true, Ordering::SeqCst);
         self.remote.look();
-        // Unused connections end here.
+        // Closes unused connections.
         while let Some(connection) = self.remote.take_spare() {
             connection.leave();
         }
@@ -106,8 +106,8 @@ impl Device for NbdDevice {
         self.remote.logical_block
     }
 
-    /// The protocol has no physical blocks; the preferred size, nearly always a page, is the best
-    /// that is known.
+    /// The protocol does not report physical blocks; the preferred size, nearly always a page, is
+    /// the best approximation.
     fn sectors(&self) -> Sectors {
         let logical = self.remote.logical_block as u32;
         let preferred = self.remote.agreed.export.preferred;
@@ -127,7 +127,7 @@ impl Device for NbdDevice {
         !self.remote.writable
     }
 
-    /// As the server says: the protocol has no way to say that it does not know.
+    /// Returns the server's flag; the protocol cannot express that the answer is unknown.
     fn rotational(&self) -> Option<bool> {
         Some(self.remote.agreed.export.has(transmission_flag::ROTATIONAL))
     }
@@ -169,7 +169,7 @@ impl Device for NbdDevice {
     }
 }
 
-/// An operation as its queue knows it.
+/// An operation from the view of its queue.
 enum RemoteOp {
     /// An operation of the lane's own connection.
     Own(OpId),
@@ -184,7 +184,7 @@ enum RemoteOp {
 /// One lane's queue to an export.
 struct NbdQueue {
     remote: Arc<Remote>,
-    /// The lane's own connection; `None`: that of another lane serves it.
+    /// The lane's own connection; `None` if another lane's connection serves the queue.
     link: Option<Rc<Link>>,
     /// Port of the connection.
     port: Arc<Port>,
@@ -236,7 +236,7 @@ impl NbdQueue {
         }
     }
 
-    /// Flushes the own connection and all others that have changes.
+    /// Flushes the lane's own connection and all others that have unflushed changes.
     fn begin_sync(&self) -> RemoteOp {
         let failures = self.remote.failures.load(Ordering::SeqCst);
         let ports = self.remote.ports.lock().open.clone();
@@ -247,7 +247,8 @@ impl NbdQueue {
             let reply = Arc::<Reply>::default();
             match port.post(Mail::Op(DeviceOp::Sync, reply.clone())) {
                 Ok(()) => flushes.push(reply),
-                // It left with nothing to flush, or its lane has failed.
+                // A port without unsettled changes has closed because nothing was left to flush.
+                // This one has lost its lane.
                 Err(_) if port.is_unsettled() => {
                     let (kind, cause) = (
                         DeviceErrorKind::Io,
@@ -335,7 +336,7 @@ impl DeviceQueue for NbdQueue {
 }
 
 impl Drop for NbdQueue {
-    /// Requests in flight are waited for: the server executes them in any case.
+    /// Requests in flight are awaited, because the server executes them in any case.
     fn drop(&mut self) {
         let ids = std::mem::take(self.ops.get_mut());
         if let Some(link) = &self.link {

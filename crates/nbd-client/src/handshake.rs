@@ -5,24 +5,24 @@ use std::io::{self, Read, Write};
 use forebay_nbd_wire::handshake::{Export, HandshakeError, Refusal, ask, go, sized};
 use forebay_nbd_wire::{Reader, allocation, info, option, option_reply, transmission_flag};
 
-/// An export, and the form of replies about it.
+/// The negotiated export and form of replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreement {
-    /// As the server describes it.
+    /// The server's description of the export.
     pub export: Export,
     /// Whether replies can be chunks.
     pub chunks: bool,
-    /// The server's number for `base:allocation`, if it knows that.
+    /// The server's number for `base:allocation`, if it offers that context.
     pub allocation: Option<u32>,
 }
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The system's error, or that of TLS.
+    /// An error of the system or of TLS.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The server does not, or cannot, do as asked; the text is a sentence for the operator.
+    /// The server refuses, or lacks a needed feature; the text is a sentence for the operator.
     #[error("{0}")]
     Refused(String),
 }
@@ -40,7 +40,7 @@ fn refused(cause: impl Into<String>) -> ConnectError {
     ConnectError::Refused(cause.into())
 }
 
-/// Asks for TLS, which begins with the next byte.
+/// Requests TLS, which begins with the next byte.
 ///
 /// # Errors
 /// See [`ConnectError`].
@@ -102,7 +102,7 @@ fn choose_allocation(
     Ok(number.filter(|_| refusal.is_none()))
 }
 
-/// Returns the reason why an export cannot be a device that is written to.
+/// Returns the reason why an export cannot be used as a writable device, or `None`.
 pub(crate) fn unfit(export: &Export) -> Option<&'static str> {
     if export.has(transmission_flag::READ_ONLY) {
         Some("the server exports it for reading only; export it for writing")

@@ -4,10 +4,11 @@
 //! other lanes. They outlive the queue for as long as requests are in flight or other lanes need
 //! the connection.
 //!
-//! **The meaning of a flush.** The server's answer to a flush proves that changes are durable if
-//! their answers came on the same connection: only then the same server has certainly seen both. So
-//! changes are counted for each connection, a sync flushes every connection that has unflushed
-//! ones, and a connection that is lost with unflushed changes fails the next sync.
+//! **The meaning of a flush.** The server's answer to a flush covers only changes that were
+//! acknowledged on the same connection: only then it is certain that the same server process
+//! executed both. Changes are therefore counted per connection, a sync flushes every connection
+//! that has unflushed changes, and the loss of a connection with unflushed changes fails the next
+//! sync.
 
 mod connection;
 mod receive;
@@ -30,12 +31,13 @@ use crate::remote::Remote;
 use crate::reply::{OpResult, To};
 use crate::requests::{Data, Failure, Requests};
 
-/// The changes that a sync has made durable.
+/// The acknowledged changes for which no further flush is needed.
 #[derive(Default)]
 struct Settled {
     /// Number of acknowledged changes, from the first, that are durable or were reported as lost.
     until: u64,
-    /// Number of changes acknowledged when a connection was lost: unsettled ones may be lost.
+    /// Number of changes that were acknowledged when a connection was lost; those after `until` may
+    /// be lost.
     doubtful: u64,
 }
 
@@ -48,12 +50,12 @@ pub(crate) struct Link {
     tasks: Rc<dyn Tasks>,
     requests: RefCell<Requests>,
     settled: RefCell<Settled>,
-    /// There may be something to send, or nothing is needed any more.
+    /// Raised when there may be something to send, or when the link may end.
     work: Signal,
     /// A request was sent.
     awaited: Signal,
     timer: Signal,
-    /// Samples of the present connection that have not been compared.
+    /// Number of samples that have not been compared on the present connection.
     comparing: Cell<usize>,
     /// The present connection is being closed.
     closing: Cell<bool>,
@@ -73,7 +75,8 @@ impl Drop for LinkEndGuard {
     fn drop(&mut self) {
         let link = &self.0;
         link.dead.set(true);
-        // A port whose changes cannot be flushed any more stays, and fails every sync.
+        // A port with changes that can no longer be flushed stays in the list, so that it fails
+        // every sync.
         let stays = |port: &Arc<Port>| !Arc::ptr_eq(port, &link.port) || port.is_unsettled();
         link.remote.ports.lock().open.retain(stays);
         link.fail_all(&Failure::new(DeviceErrorKind::Gone, "the connection's lane has ended"));
@@ -175,7 +178,7 @@ impl Link {
         if kind == DeviceErrorKind::Io {
             let acknowledged = self.requests.borrow().acknowledged();
             let doubtful = self.settled.borrow().doubtful;
-            // Changes that came later are for the next sync.
+            // Changes acknowledged after the loss are left to the next sync.
             self.settle(doubtful, acknowledged);
         }
         self.finish(id);
@@ -187,7 +190,7 @@ impl Link {
         self.port.set_unsettled(acknowledged > settled.until);
     }
 
-    /// Collects the result of an operation of the own queue, or stores the waker.
+    /// Returns the result of an operation of the lane's own queue, or stores the waker.
     pub(crate) fn poll(&self, id: OpId, context: &Context<'_>) -> Option<Poll<DeviceDone>> {
         let mut requests = self.requests.borrow_mut();
         let To::Own { done, waker } = &mut requests.op(id)?.to else { return None };
@@ -206,7 +209,7 @@ impl Link {
         }
     }
 
-    /// Abandons an operation. Requests that were sent are waited for.
+    /// Abandons an operation. The answers to requests that were sent are still awaited.
     pub(crate) fn forget(&self, id: OpId) {
         let mut requests = self.requests.borrow_mut();
         let Some(op) = requests.op(id) else { return };
@@ -269,7 +272,8 @@ impl Link {
             || (!self.remote.is_parallel() && self.remote.ports.lock().queues > 0)
     }
 
-    /// Takes the link from the list of connections, unless it is needed after all.
+    /// Removes the link from the list of connections, unless it is still needed. Returns whether it
+    /// was removed.
     fn leaves(&self) -> bool {
         let mut ports = self.remote.ports.lock();
         let needed = !self.remote.is_parallel() && ports.queues > 0;
@@ -280,7 +284,7 @@ impl Link {
         true
     }
 
-    /// The connection is lost: prepares everything for the next one.
+    /// Prepares for the next connection after one was lost.
     fn lost(&self, why: &Why) {
         let now = self.clock.now();
         let limit = self.remote.uri.timeout;
@@ -300,7 +304,7 @@ impl Link {
         let ended = self.requests.borrow_mut().lost(fails);
         if doubtful {
             self.settled.borrow_mut().doubtful = acknowledged;
-            // Such a sync has reported the loss, if it was to cover all of the changes.
+            // A sync that was to cover all changes has failed, and so has reported the loss.
             if ended.iter().any(|(_, covers)| *covers == Some(acknowledged)) {
                 self.settle(acknowledged, acknowledged);
             }

@@ -30,12 +30,12 @@ struct PortInbox {
 #[derive(Default)]
 pub(crate) struct Port {
     inner: Mutex<PortInbox>,
-    /// Changes were acknowledged that no flush has made durable yet, as far as is known.
+    /// Some acknowledged changes may not have been made durable by a flush yet.
     unsettled: AtomicBool,
 }
 
 impl Port {
-    /// Posts mail, or returns it if it will never be taken.
+    /// Posts mail. Returns the mail if the port is closed.
     pub(crate) fn post(&self, mail: Mail) -> Result<(), Mail> {
         let mut inner = self.inner.lock();
         if inner.closed {
@@ -50,7 +50,7 @@ impl Port {
         Ok(())
     }
 
-    /// Takes the mail; `None`: the port is closed.
+    /// Takes the mail; `None` if the port is closed.
     pub(crate) fn poll(&self, context: &Context<'_>) -> Poll<Option<Vec<Mail>>> {
         let mut inner = self.inner.lock();
         if !inner.mail.is_empty() {
@@ -63,7 +63,7 @@ impl Port {
         Poll::Pending
     }
 
-    /// Refuses mail from now on, if none is waiting.
+    /// Closes the port if no mail is waiting. Returns whether it is closed.
     pub(crate) fn close(&self) -> bool {
         let mut inner = self.inner.lock();
         inner.closed = inner.mail.is_empty();

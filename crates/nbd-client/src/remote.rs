@@ -1,4 +1,4 @@
-//! The part of an export that all lanes share.
+//! The state of an export that all lanes share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,7 +18,7 @@ use crate::samples::Samples;
 #[derive(Default)]
 pub(crate) struct Ports {
     pub(crate) open: Vec<Arc<Port>>,
-    /// Queues that lanes have.
+    /// Number of queues that lanes have open.
     pub(crate) queues: usize,
 }
 
@@ -33,13 +33,13 @@ pub(crate) struct Remote {
     pub(crate) abilities: Abilities,
     pub(crate) samples: Samples,
     pub(crate) ports: Mutex<Ports>,
-    /// Connections that are unused at the moment, made with this device or left by a queue.
+    /// Unused connections, made when the device was opened or left by a queue.
     spare: Mutex<Vec<NegotiatedConnection>>,
-    /// Syncs that have failed: they have reported that changes may be lost.
+    /// Number of syncs that have failed, and so have reported that changes may be lost.
     pub(crate) failures: AtomicU64,
-    /// Why the server's export is not the one that was opened; final.
+    /// The reason why the server's export differs from the one that was opened. Once set, it stays.
     pub(crate) gone: OnceLock<Arc<str>>,
-    /// The size that the server has now, if that is another one.
+    /// The size that the server reports now, if it differs from the former one.
     pub(crate) size_now: OnceLock<u64>,
     /// The device was dropped.
     pub(crate) closed: AtomicBool,
@@ -73,7 +73,8 @@ impl Remote {
         }
     }
 
-    /// Returns whether several connections see the same data, and each lane may have its own.
+    /// Returns whether the server guarantees that several connections see the same data, so that
+    /// each lane may have its own.
     pub(crate) fn is_parallel(&self) -> bool {
         self.agreed.export.has(transmission_flag::CAN_MULTI_CONN)
     }
@@ -90,11 +91,11 @@ impl Remote {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Makes every connection check whether it is still needed.
+    /// Makes every link check whether its connection is still needed.
     pub(crate) fn look(&self) {
         let ports = self.ports.lock().open.clone();
         for port in ports {
-            // A closed one has ended.
+            // A closed port belongs to a link that has ended.
             let _ = port.post(Mail::Look);
         }
     }
@@ -126,7 +127,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Another content was found.
+    /// Notes that the export has other content, and returns the reason.
     pub(crate) fn is_another(&self) -> Arc<str> {
         let cause = "the server came back with other content: pages that this volume has not written to have changed; stop the volume, and start it again if the export is the right one";
         self.gone.get_or_init(|| cause.into()).clone()

@@ -1,10 +1,10 @@
-//! Headers of replies. Pure; nothing in them is believed.
+//! Headers of replies. No I/O; every field from the server is checked.
 
 use forebay_device::DeviceErrorKind;
 use forebay_nbd_wire::{CHUNK_MAGIC, ChunkHeader, ErrorCode, SIMPLE_REPLY_MAGIC, SimpleReply};
 use zerocopy::FromBytes;
 
-/// The header of a reply, or of a part of one.
+/// The header of a reply, or of one chunk of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReplyHeader {
     Simple { cookie: u64, error: u32 },
@@ -16,7 +16,7 @@ pub(crate) enum ReplyHeader {
 pub(crate) struct ProtocolViolation(pub(crate) &'static str);
 
 impl ReplyHeader {
-    /// Returns the header at the start of `input` and its length; `None`: it is incomplete.
+    /// Returns the header at the start of `input` and its length; `None` if it is incomplete.
     pub(crate) fn read(
         input: &[u8],
         chunks: bool,
@@ -53,7 +53,7 @@ pub(crate) fn kind_of(error: u32) -> DeviceErrorKind {
     }
 }
 
-/// Returns whether an error means that the server ends.
+/// Returns whether an error code means that the server is shutting down.
 pub(crate) fn ends(error: u32) -> bool {
     error == ErrorCode::Shutdown as u32
 }

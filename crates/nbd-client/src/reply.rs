@@ -27,8 +27,8 @@ pub(crate) enum To {
 }
 
 impl To {
-    /// Returns whether the result was abandoned. An abandoned request must not be sent later: its
-    /// range may be in use by another by then.
+    /// Returns whether the result was abandoned. The requests of an abandoned operation must not be
+    /// sent any more, because another operation may use the range by now.
     pub(crate) fn is_abandoned(&self) -> bool {
         match self {
             To::Nobody => true,
@@ -44,7 +44,7 @@ struct State {
     waker: Option<Waker>,
 }
 
-/// A place for the result of an operation that another lane executes.
+/// Receives the result of an operation that another lane executes.
 #[derive(Default)]
 pub(crate) struct Reply {
     state: Mutex<State>,

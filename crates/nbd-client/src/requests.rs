@@ -22,13 +22,14 @@ const RANGE_MAX: u64 = 1 << 30;
 const PAYLOAD_MAX: u64 = 32 << 20;
 /// Longest payload of zeroes, where the server has no request for them, in bytes.
 const ZEROES_MAX: u64 = 1 << 20;
-/// An operation whose requests were lost with this many connections fails: it may be the reason.
+/// Number of lost connections after which an operation fails: the operation itself may be the
+/// cause.
 pub(crate) const LOSSES_MAX: u8 = 8;
 
 /// The data of an operation.
 pub(crate) enum Data {
     None,
-    /// The destination of a read, or the data of a write. Away while the receiver fills it.
+    /// The destination of a read, or the data of a write. `None` while the receiver fills it.
     Owned(Option<IoBuf>),
     Log(Arc<LogBuffer>, Range<usize>),
     /// A payload of zeroes.
@@ -57,7 +58,7 @@ pub(crate) struct Op {
     left: u32,
     /// Connections that were lost while a request of it was in flight.
     losses: u8,
-    /// The last of them.
+    /// Number of the last lost connection that was counted.
     lost_with: u64,
     pub(crate) failure: Option<Failure>,
     pub(crate) extent: Option<DeviceExtent>,
@@ -71,16 +72,16 @@ pub(crate) struct WireRequest {
     flags: u16,
     pub(crate) offset: u64,
     pub(crate) len: u32,
-    /// When it was sent on the present connection.
+    /// When the request was sent on the present connection; `None` if it was not.
     pub(crate) sent: Option<Nanos>,
-    /// Bytes of a read that have come.
+    /// Bytes of a read that have been received.
     pub(crate) got: u32,
     /// The number of changes that a flush makes durable.
     pub(crate) covers: u64,
 }
 
 impl WireRequest {
-    /// Returns whether it changes the export in a way that has to be flushed.
+    /// Returns whether the request changes the export, so that a flush must cover it.
     pub(crate) fn changes(&self) -> bool {
         matches!(self.command, command::WRITE | command::WRITE_ZEROES)
             && self.flags & command_flag::FUA == 0
@@ -168,7 +169,7 @@ impl From<IoData> for Data {
 }
 
 impl Data {
-    /// Returns the bytes of a range; `None`: zeroes.
+    /// Returns the bytes of a range, or `None` for zeroes.
     fn get(&self, range: Range<usize>) -> Option<&[u8]> {
         match self {
             Data::Owned(Some(buf)) => buf.get(range),
@@ -184,18 +185,18 @@ pub(crate) struct Requests {
     ops: OpTable<Op>,
     parts: OpTable<WireRequest>,
     unsent: VecDeque<OpId>,
-    /// The part that is being sent, and the bytes of its payload that were copied.
+    /// The request that is being sent, and the number of bytes of its payload that were copied.
     sending: Option<(OpId, usize)>,
     /// Sent requests without a reply.
     in_flight: usize,
-    /// Changes of the export that were acknowledged.
+    /// Number of acknowledged changes of the export.
     acknowledged: u64,
-    /// Connections that were lost.
+    /// Number of lost connections.
     lost: u64,
 }
 
 impl Requests {
-    /// Adds an operation. `Err`: it has ended at once.
+    /// Adds an operation. Returns `Err` with the result if the operation has ended at once.
     pub(crate) fn start(
         &mut self,
         op: DeviceOp,
@@ -237,7 +238,7 @@ impl Requests {
         }
     }
 
-    /// Adds the question for the extent at `offset`; `len` is the most that is of interest.
+    /// Adds a query for the extent at `offset`, of at most `len` bytes.
     pub(crate) fn ask_extent(&mut self, offset: u64, len: u64, to: To) {
         let op = Op {
             what: "block status",
@@ -273,9 +274,9 @@ impl Requests {
         self.ops.take(id)
     }
 
-    /// Returns the request that a reply belongs to.
+    /// Returns the request with this cookie, if it is in flight.
     pub(crate) fn part(&mut self, cookie: u64) -> Option<&mut WireRequest> {
-        // Nothing is answered before it has been sent.
+        // A reply to a request that has not been sent completely is invalid.
         let sending = self.sending.is_some_and(|(id, _)| id.0 == cookie);
         self.parts.get_mut(OpId(cookie)).filter(|part| part.sent.is_some() && !sending)
     }
@@ -288,7 +289,7 @@ impl Requests {
         self.in_flight
     }
 
-    /// Returns whether there is no request.
+    /// Returns whether there are no requests.
     pub(crate) fn is_idle(&self) -> bool {
         self.in_flight == 0 && !self.has_unsent()
     }
@@ -297,8 +298,8 @@ impl Requests {
         self.acknowledged
     }
 
-    /// Fills `into` with requests to send; returns how many bytes. With `only_samples` the others
-    /// wait.
+    /// Fills `into` with requests to send and returns the number of bytes. With `only_samples`,
+    /// other requests are held back.
     pub(crate) fn fill(&mut self, into: &mut [u8], now: Nanos, only_samples: bool) -> usize {
         let mut at = 0;
         if self.sending.is_some() {
@@ -375,19 +376,19 @@ impl Requests {
         at + len
     }
 
-    /// Returns how many requests have not been sent, beside the one that is being sent.
+    /// Returns the number of requests that have not been sent, without the one that is being sent.
     pub(crate) fn unsent(&self) -> usize {
         self.unsent.len()
     }
 
-    /// Puts everything behind the first `others` unsent requests before them: samples, which are
-    /// compared before anything else is sent.
+    /// Moves the samples, which are behind the first `others` unsent requests, to the front: they
+    /// are compared before anything else is sent.
     pub(crate) fn samples_first(&mut self, others: usize) {
         let others = others.min(self.unsent.len());
         self.unsent.rotate_left(others);
     }
 
-    /// Ends a request. Returns it, and whether its operation has ended.
+    /// Ends a request. Returns it, and whether its operation has ended with it.
     pub(crate) fn answered(&mut self, cookie: u64, failed: bool) -> Option<(WireRequest, bool)> {
         let part = self.parts.take(OpId(cookie))?;
         self.in_flight = self.in_flight.saturating_sub(1);
@@ -406,9 +407,10 @@ impl Requests {
         ids.into_iter().filter_map(|id| self.parts.get_mut(id)?.sent).min()
     }
 
-    /// The connection is lost: every request that was sent is to be sent again. Operations end that
-    /// `fails` has a reason for, those that were lost too often, and samples. Returns those, and
-    /// for flushes the number of changes that they were to cover.
+    /// Queues every request that was sent to be sent again, after its connection was lost. Ends
+    /// operations for which `fails` returns a failure, operations that were lost too often, and
+    /// samples. Returns these operations, and for flushes the number of changes that they were to
+    /// cover.
     pub(crate) fn lost(
         &mut self,
         fails: impl Fn(&WireRequest) -> Option<Failure>,
@@ -426,7 +428,7 @@ impl Requests {
             }
             let mut failure = fails(part);
             if sent {
-                // One connection is one loss, however many requests of the operation were in
+                // A lost connection counts once per operation, however many of its requests were in
                 // flight.
                 if op.lost_with != self.lost {
                     (op.losses, op.lost_with) = (op.losses.saturating_add(1), self.lost);
@@ -453,7 +455,7 @@ impl Requests {
         ended
     }
 
-    /// Ends an operation that was not sent.
+    /// Fails an operation that was not sent.
     pub(crate) fn fail(&mut self, id: OpId, failure: Failure) {
         if let Some(op) = self.ops.get_mut(id) {
             (op.left, op.failure) = (0, Some(failure));
@@ -461,7 +463,7 @@ impl Requests {
         self.drop_parts();
     }
 
-    /// Ends every operation. Returns them.
+    /// Fails every operation and returns their IDs.
     pub(crate) fn fail_all(&mut self, failure: &Failure) -> Vec<OpId> {
         let mut ended = Vec::new();
         for id in self.ops.ids().collect::<Vec<_>>() {
@@ -495,7 +497,7 @@ impl Requests {
         }
     }
 
-    /// Gives it back.
+    /// Gives the buffer of a read back.
     pub(crate) fn put_buf(&mut self, op: OpId, buf: IoBuf) {
         if let Some(Op { data: Data::Owned(place), .. }) = self.ops.get_mut(op) {
             *place = Some(buf);

@@ -1,6 +1,7 @@
-//! Samples of an export's content, by which a server that comes back is recognised.
+//! Samples of an export's content, by which the client checks that a server that comes back still
+//! has the same export.
 //!
-//! A sample is a hash of a page that this client has not written to. Such a page must be unchanged.
+//! A sample is a hash of a page that this client has not written to, so the page must be unchanged.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -23,7 +24,7 @@ struct OriginSample {
 pub(crate) struct Samples(Box<[OriginSample]>);
 
 impl Samples {
-    /// Plans samples, spread evenly over `size` bytes. They are taken by [`Samples::compare`].
+    /// Plans samples, spread evenly over `size` bytes. [`Samples::compare`] takes them.
     pub(crate) fn plan(size: u64) -> Self {
         let pages = size / PAGE;
         let count = pages.min(COUNT);
@@ -35,7 +36,7 @@ impl Samples {
         Samples((0..count).map(sample).collect())
     }
 
-    /// Notes that a range is about to be changed. Called before the request is sent.
+    /// Marks a range as changed by this client. Must be called before the request is sent.
     pub(crate) fn touch(&self, range: Range<u64>) {
         let first = self.0.partition_point(|sample| sample.offset + PAGE <= range.start);
         for sample in self.0.iter().skip(first).take_while(|sample| sample.offset < range.end) {
@@ -50,14 +51,14 @@ impl Samples {
         samples.map(|(number, sample)| (number, sample.offset))
     }
 
-    /// Compares a page that was read, or takes the sample if there is none yet. Returns whether the
-    /// page can be the same.
+    /// Compares a page that was read with its sample, or takes the sample if there is none yet.
+    /// Returns `false` if the page was changed by another program.
     pub(crate) fn compare(&self, number: usize, page: &[u8]) -> bool {
         let Some(sample) = self.0.get(number) else { return true };
         let mut hasher = DefaultHasher::new();
         page.hash(&mut hasher);
         let found = hasher.finish();
-        // A write that began meanwhile may be in the page.
+        // The page may contain a write of this client that began meanwhile.
         sample.touched.load(Ordering::SeqCst) || *sample.hash.get_or_init(|| found) == found
     }
 }

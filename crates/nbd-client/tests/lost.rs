@@ -1,4 +1,4 @@
-//! Lost connections: the requests that are sent again, and the promises of later flushes.
+//! Lost connections: which requests are sent again, and the meaning of later flushes.
 
 use std::sync::mpsc::channel;
 
@@ -12,7 +12,7 @@ fn usual(run: impl FnOnce(&mut Wire) + Send + 'static) -> Script {
     agreed(Offer::default(), run)
 }
 
-/// Answers the next request, which is of this kind.
+/// Waits for the next request, which must be `command`, and answers it.
 fn acknowledge(wire: &mut Wire, command: u16) {
     let (header, _) = wire.expect(command);
     let data = vec![1; if command == command::READ { header.len as usize } else { 0 }];
@@ -25,7 +25,7 @@ fn requests_in_flight_are_sent_again() {
     for lost in 0..=all.len() {
         let server = Server::new(vec![
             usual(move |wire| {
-                // Some are received, none is answered.
+                // The server receives `lost` requests and answers none.
                 for _ in 0..lost {
                     wire.request();
                 }
@@ -119,7 +119,7 @@ fn an_abandoned_write_is_not_sent_again() {
         let other = async {
             read(&queue, 512, 512).await.expect("read");
         };
-        // The write is begun first, and dropped when the read has ended.
+        // The write begins first, and is dropped when the read has ended.
         forebay_lane::either(forgotten, other).await;
         read(&queue, 512, 512).await.expect("read on the next connection");
     });
@@ -215,7 +215,7 @@ fn a_sync_covers_the_connections_of_other_lanes_or_fails() {
         let writer = one.begin(&device, move |queue| async move {
             let written = write(&queue, 0, 4, 512).await.is_ok();
             told.send(written).expect("heard");
-            // Its connection stays, although the queue is dropped: it has changes to flush.
+            // The connection stays after the queue is dropped, because it has changes to flush.
             drop(queue);
             drop(tell);
         });
@@ -284,7 +284,8 @@ fn a_server_that_comes_back_with_another_size_is_another_disk() {
 
 #[test]
 fn a_server_that_comes_back_with_other_content_is_another_disk() {
-    // The samples are at 0, 4096 and so on. A write to one of them is no foreign change.
+    // Samples are at 0, 4096 and so on. A change by this client's own write is not a change by
+    // another program.
     for (written, changed, another) in [(0, 0, false), (0, 4096, true), (8192, 8192, false)] {
         let offer = Offer { size: 16384, ..Offer::default() };
         let server = Server::new(vec![

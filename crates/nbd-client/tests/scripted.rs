@@ -1,4 +1,5 @@
-//! The client with servers that follow a script: good ones, bad ones, and those that go away.
+//! The client with servers that follow a script: correct ones, faulty ones, and those that
+//! disconnect.
 
 use forebay_device::{DeviceErrorKind, DeviceOp, LogBuffer, OpenErrorKind};
 use forebay_nbd_wire::{ErrorCode, allocation, chunk, command, command_flag, transmission_flag};
@@ -153,10 +154,10 @@ fn chunks_may_come_in_any_order_and_with_holes() {
     server.join();
 }
 
-/// Whether chunks were agreed on, and the server's answer to a request with this cookie.
+/// Whether chunks were negotiated, and the server's answer to a request with this cookie.
 type Answer = (bool, fn(&mut Wire, u64));
 
-/// Replies to a read of 1024 bytes at 512 that no server may send.
+/// Invalid replies to a read of 1024 bytes at 512.
 fn bad_replies() -> Vec<Answer> {
     let replies: Vec<Answer> = vec![
         (false, |wire, _| wire.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")),

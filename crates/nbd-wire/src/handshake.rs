@@ -1,7 +1,7 @@
 //! The client's side of the handshake, for every client: fixed newstyle, with `GO`.
 //!
-//! It blocks, so it is done in a thread that may wait. The server's lengths and numbers of replies
-//! are bounded, and nothing beyond the last reply is read.
+//! It blocks, so it belongs in a thread that may wait. Lengths and numbers of the server's replies
+//! are limited, and nothing beyond the last reply is read.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -18,7 +18,7 @@ use crate::{
 const REPLY_MAX: usize = 64 << 10;
 /// Maximum number of replies to one option.
 const REPLIES_MAX: usize = 64;
-/// The largest request to a server that says nothing about it, in bytes.
+/// Largest request, in bytes, to a server that reports no limit.
 const USUAL_MAX: u32 = 32 << 20;
 
 /// A server's description of an export.
@@ -30,7 +30,7 @@ pub struct Export {
     pub flags: u16,
     /// The smallest unit of requests in bytes, at least 1.
     pub least: u32,
-    /// The size of requests that the server prefers, in bytes; 0: it has not said.
+    /// The size of requests that the server prefers, in bytes; 0 if the server did not report one.
     pub preferred: u32,
     /// The largest payload of a request in bytes, at least `least`.
     pub most: u32,
@@ -63,10 +63,10 @@ impl fmt::Display for Refusal {
 /// Why a handshake fails; the text is a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// The system's error, or that of TLS; or the server hangs up.
+    /// An error of the system or of TLS, or the server has closed the connection.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The server speaks another protocol, or an old version of this one.
+    /// The server speaks another protocol, or an obsolete version of this one.
     #[error("{0}")]
     Unfit(&'static str),
     /// The server breaks the protocol.
@@ -77,7 +77,7 @@ pub enum HandshakeError {
     Refused(Refusal),
 }
 
-/// Reads the greeting and answers it.
+/// Reads the greeting and answers the handshake flags.
 ///
 /// # Errors
 /// See [`HandshakeError`].
@@ -101,8 +101,8 @@ pub fn greet(stream: &mut (impl Read + Write)) -> Result<(), HandshakeError> {
     Ok(())
 }
 
-/// Sends an option and reads the replies until the last one, which is a refusal if one is returned.
-/// Each of the others goes to `each`, with its kind.
+/// Sends an option and reads its replies, up to the last one. Returns the refusal if the last one
+/// is an error. Passes all other replies to `each`, with their kinds.
 ///
 /// # Errors
 /// See [`HandshakeError`]; [`HandshakeError::Refused`] only if `each` returns it.
@@ -142,7 +142,7 @@ pub fn ask(
     Err(HandshakeError::Violation("more replies than there is something to say"))
 }
 
-/// Agrees on an export, after which come requests. `facts`: kinds of [`info`] to ask for, beside
+/// Negotiates an export; requests follow. `facts`: kinds of [`info`] to ask for, besides
 /// [`info::EXPORT`]; a server may send others too.
 ///
 /// # Errors
@@ -254,7 +254,7 @@ mod tests {
         reply(option::GO, option_reply::INFO, &[&kind.to_be_bytes(), numbers].concat())
     }
 
-    /// Agrees on the export `v`; returns the bytes sent by the client as well.
+    /// Negotiates the export `v`; returns the result and the bytes sent by the client.
     fn shake(sends: &[u8], facts: &[u16]) -> (Result<Export, HandshakeError>, Vec<u8>) {
         let mut server = Script { sends, received: Vec::new() };
         let agreed = greet(&mut server).and_then(|()| go(&mut server, "v", facts));

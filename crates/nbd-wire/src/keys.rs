@@ -18,8 +18,8 @@ pub fn warn_of_readable_key(path: &Path) {
     }
 }
 
-/// Returns the permissions of a mode if they are too many for a key. A group that may read it is
-/// meant: systems have one for keys.
+/// Returns the permissions in `mode` if they are too wide for a key, `None` otherwise. Read
+/// permission for the group is allowed, because systems have a group for keys.
 fn too_open(mode: u32) -> Option<u32> {
     (mode & OPEN != 0).then_some(mode & 0o7777)
 }

@@ -2,7 +2,7 @@
 
 /// First eight bytes of the server's greeting.
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
-/// Starts the rest of the greeting and every option of a client.
+/// Magic number of the second part of the greeting and of each option of a client.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 /// Starts every reply to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
@@ -48,11 +48,11 @@ pub mod option {
     /// Use extended headers, which have lengths of 64 bits.
     pub const EXTENDED_HEADERS: u32 = 11;
     /// The client is a block device that outlives its connections. The data are eight bytes that
-    /// identify it, and one that is 1 if it has a volatile write cache. A client that repeats
-    /// unanswered requests, but keeps no answered ones, could not know what a crash of the daemon
-    /// has lost: so each write survives the daemon before it is answered. Without a write cache
-    /// each write is durable, and there is nothing to flush. Not part of the protocol, and only for
-    /// the daemon itself: other servers refuse it.
+    /// identify the device, and one byte that is 1 if it has a volatile write cache. Such a client
+    /// repeats unanswered requests but does not keep answered ones, and cannot notice what a crash
+    /// of the daemon has lost. Each write must therefore survive the daemon before it is answered.
+    /// Without a write cache each write is durable when it is answered, and there is nothing to
+    /// flush. Not part of the protocol and only for the daemon itself: other servers refuse it.
     pub const OUTLIVING: u32 = 0x666f_7265;
 }
 
@@ -78,7 +78,7 @@ pub mod option_reply {
     pub const ERR_UNKNOWN: u32 = ERROR + 6;
     /// The option is longer than this server reads.
     pub const ERR_TOO_BIG: u32 = ERROR + 9;
-    /// Extended headers are in use, which the option does not go with.
+    /// The option is refused because extended headers are in use.
     pub const ERR_EXT_HEADER_REQD: u32 = ERROR + 10;
 }
 
@@ -180,11 +180,11 @@ pub mod chunk {
 pub mod state {
     /// The name of the context.
     pub const NAME: &str = "forebay:state";
-    /// The number that this server assigns to it.
+    /// The number that this server assigns to the context.
     pub const ID: u32 = 2;
     /// There is a copy in the cache or in RAM.
     pub const CACHED: u32 = 1;
-    /// It is newer than the origin.
+    /// The copy is newer than the origin.
     pub const DIRTY: u32 = 1 << 1;
 }
 
@@ -192,7 +192,7 @@ pub mod state {
 pub mod allocation {
     /// The name of the context.
     pub const NAME: &str = "base:allocation";
-    /// The number that this server assigns to it.
+    /// The number that this server assigns to the context.
     pub const ID: u32 = 1;
     /// Not allocated.
     pub const HOLE: u32 = 1;

@@ -1,7 +1,7 @@
 //! The TLS of one connection: plaintext for the protocol, records for the socket. No I/O.
 //!
-//! All buffers are bounded: a record has at most 16 KiB, and neither direction is fed before the
-//! last step's output is used.
+//! All buffers are bounded: a record has at most 16 KiB, and no bytes are accepted in a direction
+//! before the previous output in that direction has been used.
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
@@ -14,11 +14,11 @@ use rustls::{Connection, ServerConfig, ServerConnection};
 const INCOMING: usize = 32 << 10;
 /// Bytes of the buffer for records to be sent, and the limit for data that are encrypted at a time.
 const OUTGOING: usize = 64 << 10;
-/// Bytes that the library keeps at most: a message of the handshake in parts, which is the longest,
-/// or a record of data and its plaintext, and records to be sent.
+/// Most bytes that the TLS library buffers: the longest handshake message in parts (or a data
+/// record with its plaintext), and the records to be sent.
 const LIBRARY: usize = (64 << 10) + (32 << 10) + OUTGOING;
 
-/// Bytes of memory of a connection with TLS beside those of one without.
+/// Additional bytes of memory of a connection that uses TLS.
 pub const BYTES: usize = INCOMING + OUTGOING + LIBRARY;
 
 /// Received bytes: `buf[start..end]` are not decrypted yet.
@@ -51,10 +51,11 @@ fn invalid(error: rustls::Error) -> io::Error {
 }
 
 impl Records {
-    /// Starts a server's session; `received` was received before, and is decrypted first.
+    /// Starts a session as the server. `received` are bytes that have already arrived; they are
+    /// decrypted first.
     ///
     /// # Errors
-    /// If the configuration cannot be used, or `received` is longer than a client sends at once.
+    /// The configuration cannot be used, or `received` is longer than a client sends at once.
     pub fn accept(config: Arc<ServerConfig>, received: &[u8]) -> io::Result<Self> {
         let connection = ServerConnection::new(config).map_err(invalid)?;
         Records::new(connection.into(), received)
@@ -98,12 +99,12 @@ impl Records {
         incoming.start < incoming.end
     }
 
-    /// Decrypts some of the received bytes. `false`: there are none. Call [`Records::read`] in
-    /// between.
+    /// Decrypts some of the received bytes. Returns `false` if there are none. Call
+    /// [`Records::read`] between two calls.
     ///
     /// # Errors
-    /// The bytes are not a valid session; [`Records::take_outgoing`] has the reason for the other
-    /// side.
+    /// The bytes are not a valid session; [`Records::take_outgoing`] then has the alert for the
+    /// other side.
     pub fn decrypt(&self) -> io::Result<bool> {
         let mut incoming = self.incoming.borrow_mut();
         let Incoming { buf, start, end } = &mut *incoming;
@@ -137,12 +138,13 @@ impl Records {
         self.connection.borrow_mut().writer().write(data)
     }
 
-    /// Tells the client that nothing follows.
+    /// Queues the alert that ends the session (`close_notify`).
     pub fn end(&self) {
         self.connection.borrow_mut().send_close_notify();
     }
 
-    /// Returns a buffer whose first bytes are to be sent, and their number; `None`: there are none.
+    /// Returns a buffer and the number of its first bytes that are to be sent; `None` if nothing is
+    /// to be sent.
     pub fn take_outgoing(&self) -> io::Result<Option<(IoBuf, usize)>> {
         let mut connection = self.connection.borrow_mut();
         if !connection.wants_write() {

@@ -310,7 +310,7 @@ pub fn encode_error_chunk(
     total
 }
 
-/// A cursor over bytes of the other side: each step returns `None` at the end.
+/// A cursor over bytes received from the other side: each step returns `None` at the end.
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {

@@ -14,7 +14,7 @@ use rustls::ServerConfig;
 
 use crate::records::{Plain, Records};
 
-/// The other side makes progress when it has taken this many bytes.
+/// A client that takes this many bytes has made progress.
 pub const STEP: usize = 1 << 20;
 
 /// A connected stream socket in blocking mode, perhaps with TLS.
@@ -23,7 +23,7 @@ pub struct Socket {
     ring: Rc<Ring>,
     /// The receive in flight.
     receiving: Cell<Option<RingToken>>,
-    /// The next program goes on with it: it is not shut down.
+    /// The next program takes over the connection, so this one must not shut it down.
     kept: Cell<bool>,
     tls: OnceCell<Records>,
 }
@@ -51,7 +51,7 @@ impl Socket {
     ) -> (IoBuf, io::Result<usize>) {
         match self.tls.get() {
             None => self.receive_plain(buf, range, fill).await,
-            // Rare, and its state need not take space in every connection's task.
+            // TLS is rare; the boxed future keeps its state out of every connection's task.
             Some(tls) => Box::pin(self.receive_encrypted(tls, buf, range, fill)).await,
         }
     }
@@ -78,7 +78,8 @@ impl Socket {
         }
     }
 
-    /// Whether another program goes on with the connection, so that nothing shuts it down.
+    /// Sets whether another program takes over the connection, so that this one does not shut it
+    /// down.
     pub fn keep(&self, kept: bool) {
         self.kept.set(kept);
     }
@@ -88,7 +89,7 @@ impl Socket {
         self.tls.get().is_some()
     }
 
-    /// Returns whether another program goes on with it.
+    /// Returns whether another program takes over the connection.
     pub fn is_kept(&self) -> bool {
         self.kept.get()
     }
@@ -145,20 +146,20 @@ impl Socket {
         (buf, Ok(()))
     }
 
-    /// Makes a socket of a connection whose TLS is agreed on already.
+    /// Makes a socket of a connection whose TLS handshake is complete.
     pub fn encrypted(fd: OwnedFd, ring: Rc<Ring>, tls: Records) -> Self {
         let socket = Socket::new(fd, ring);
-        // It is empty.
+        // The cell is empty in a new socket, so this cannot fail.
         let _ = socket.tls.set(tls);
         socket
     }
 
-    /// Encrypts everything from here on, as a server. `received`: bytes that arrived before.
-    /// `decrypt` calls [`Records::decrypt`] where that may take milliseconds, and returns the
-    /// records unless they are lost.
+    /// Starts TLS as the server: everything after this call is encrypted. `received` are bytes that
+    /// have already arrived. `decrypt` calls [`Records::decrypt`] where that may take milliseconds,
+    /// and returns the records unless they are lost.
     ///
     /// # Errors
-    /// If client and server do not agree; the client was told, and the connection is unusable.
+    /// The handshake failed; the client got the alert, and the connection is unusable.
     pub async fn start_tls(
         &self,
         config: Arc<ServerConfig>,
@@ -180,7 +181,8 @@ impl Socket {
             }
             let (left, result) = decrypt(tls).await;
             if let (Some(tls), Err(_)) = (&left, &result) {
-                // The alert; whether it arrives changes nothing.
+                // Sends the alert. A failure changes nothing, because the handshake has failed
+                // already.
                 let _ = self.send_records(tls).await;
             }
             result?;
@@ -189,7 +191,7 @@ impl Socket {
         self.tls.set(tls).map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
-    /// Tells a client with TLS that nothing follows.
+    /// Sends a TLS client the alert that ends its session.
     pub async fn end_tls(&self) {
         if let Some(tls) = self.tls.get() {
             tls.end();
@@ -216,8 +218,8 @@ impl Socket {
                 }
                 Ok(Plain::End) => break,
                 Ok(Plain::None) => match tls.decrypt() {
-                    // Requests that came together are executed together, each in a record of its
-                    // own.
+                    // Requests that arrive together are executed together, although each is in a
+                    // TLS record of its own.
                     Ok(true) => continue,
                     Ok(false) if at > range.start && !fill => break,
                     Ok(false) => self.receive_records(tls).await,
@@ -280,7 +282,7 @@ impl Socket {
 
     /// Ends the receiving direction, so that a pending receive sees the end of the stream.
     pub fn stop_receiving(&self) {
-        // Fails only if the connection has ended, which has the same effect.
+        // `shutdown` fails only if the connection has ended, which has the same effect.
         let _ = shutdown(&*self.fd, Shutdown::Read);
     }
 

@@ -70,7 +70,8 @@ impl FromStr for Network {
             return Err(NetworkError::Syntax);
         }
         if address != address.to_canonical() {
-            // The IPv6 form of an IPv4 network; a shorter prefix would be all of IPv4 and more.
+            // The prefix counts the 96 leading bits of the mapped form (`::ffff:0:0/96`); a shorter
+            // prefix would include addresses that are not IPv4.
             let prefix = prefix.checked_sub(96).ok_or(NetworkError::Syntax)?;
             return Network::new(address.to_canonical(), prefix);
         }

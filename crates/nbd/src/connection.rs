@@ -43,7 +43,8 @@ pub(crate) enum IntakePhase {
 pub(crate) enum Admission {
     /// It may be executed.
     Granted,
-    /// It is refused: it would wait for ever, and others behind it.
+    /// The command is refused: it needs more memory than the client can ever get, so it and all
+    /// commands behind it would wait for ever.
     Refused(Refusal),
     /// The connection is no longer open.
     Over,
@@ -89,7 +90,7 @@ pub(crate) struct Connection {
     slow: RefCell<Vec<Nanos>>,
     /// Tells the sending task that there is something to send, or that the phase has changed.
     pub(crate) to_send: Signal,
-    /// Tells the receiving task that there is more space, or that the phase has changed.
+    /// Tells the receiving task that more space is free, or that the phase has changed.
     pub(crate) room: Signal,
 }
 
@@ -471,8 +472,8 @@ impl CompletionSink for Connection {
             self.release(request.held);
             return;
         }
-        // A device that outlives the connection sends this request, and all others without a reply,
-        // by its next one.
+        // A device that outlives the connection repeats all unanswered requests on its next
+        // connection, so this request gets no reply.
         if result == Err(IoError::ShuttingDown) && self.session.device.is_some() {
             self.socket.keep(false);
             self.kill();

@@ -34,9 +34,9 @@ pub struct NbdFrontEnd {
 
 impl NbdFrontEnd {
     /// Starts to listen, or takes over the clients that the previous program has handed over.
-    /// Clients wait until a lane serves them; their connections share `memory`. `protection` is
-    /// that of the TCP addresses. `inherited` has the parts that were handed over, and `identify`
-    /// tells their volumes.
+    /// Clients wait until a lane serves them; their connections share `memory`. `protection`
+    /// applies to the TCP addresses. `inherited` has the parts that were handed over, and
+    /// `identify` returns the identities of their volumes.
     ///
     /// # Errors
     /// One of the addresses cannot be used; nothing has changed then.
@@ -81,7 +81,7 @@ fn in_use(volume: &str, clients: &[Client]) -> ExportError {
     ExportError { kind: ExportErrorKind::InUse, message, cause: None }
 }
 
-/// Says who can use the data of an address that other machines can reach.
+/// Logs a warning that names who can use the data of an address that other machines can reach.
 fn warn(address: &ListenAddress, protection: &Protection) {
     let who = match protection.allow.is_empty() {
         true => "anyone who can reach this address",

@@ -18,21 +18,21 @@ use crate::wire::Headers;
 
 /// Label of a listening socket: its address, then device and inode of its path, if it has one.
 pub(crate) const LISTENER: &str = "listener";
-/// Label of a client: its export, the size of that, and the flags of its session.
+/// Label of a client: its export, the size of the export in bytes, and the flags of its session.
 const CLIENT: &str = "client";
-/// Word of a client that is a device, before its number.
+/// Prefix of the word that marks a client as a block device; the number of the device follows.
 const DEVICE: &str = "device=";
 /// Word of a device with a volatile write cache.
 const FLUSHES: &str = "flushes";
 /// Label of the names of the exports that were served.
 const EXPORTS: &str = "exports";
 
-/// Time that clients wait for their volumes to be served again.
+/// Time limit for a client's volume to be served again.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Time that new clients wait for all volumes that were served to be served again, so that a volume
-/// that does not return delays them no longer.
+/// Time for which new clients wait until all former exports are served again. It is short, so that
+/// a volume that does not return does not delay them further.
 const BACK: Duration = Duration::from_secs(10);
-/// Interval at which that is checked.
+/// Interval at which these conditions are checked.
 const STEP: Duration = Duration::from_millis(2);
 
 /// A client that the previous program has left.
@@ -40,13 +40,14 @@ const STEP: Duration = Duration::from_millis(2);
 pub(crate) struct LeftClient {
     pub(crate) descriptor: OwnedFd,
     pub(crate) export: String,
-    /// Tells the volume from others of its name; `None`: it is not known to this program, or the
-    /// export is no volume.
+    /// Identity of the volume, which differs for another volume of the same name. `None`: this
+    /// program does not know the volume, or the export is no volume.
     pub(crate) identity: Option<String>,
     pub(crate) session: Session,
-    /// Bytes that have been received and not been executed: the beginning of a request, if any.
+    /// Bytes that have been received and not been executed: the beginning of a request, or empty.
     pub(crate) received: Vec<u8>,
-    /// Counts it, if it is a device, while it waits for its volume.
+    /// Counts the client among the connected devices while it waits for its volume, if it is a
+    /// device.
     pub(crate) present: Option<Present>,
 }
 
@@ -73,12 +74,13 @@ pub(crate) fn client(client: LeftClient) -> HandedOver {
     HandedOver { label, identity, descriptor: Some(descriptor), data: received }
 }
 
-/// Returns the export of a client; `None`: it is something else.
+/// Returns the export of a client; `None` for any other label.
 pub(crate) fn export_of(item: &HandedOver) -> Option<&str> {
     item.labelled(CLIENT)?.first().map(String::as_str)
 }
 
-/// The inverse of [`client`]. `None`: it is not one, or one that this version does not understand.
+/// Reads a client from its label, the inverse of [`client`]. `None`: the label is not that of a
+/// client, or this version does not understand it.
 fn read_client(item: HandedOver) -> Option<LeftClient> {
     let [export, size, words @ ..] = item.labelled(CLIENT)? else { return None };
     let mut session = Session { size: size.parse().ok()?, ..Session::default() };
@@ -163,7 +165,7 @@ impl Inherited {
         items
     }
 
-    /// Waits until the exports that were served are served again, so that no client finds fewer
+    /// Waits until all former exports are served again, so that a client never sees fewer exports
     /// than before, or until `ends` returns true.
     pub(crate) async fn exports_are_back(
         &self,
@@ -178,8 +180,8 @@ impl Inherited {
         }
     }
 
-    /// Returns the next client whose volume is served, with the volume, once it is. `None`: there
-    /// is no client left, or `ends` returns true. Clients whose volumes are not served in time are
+    /// Returns the next client whose volume is served, and the volume. Returns `None` if no client
+    /// is left or `ends` returns true. Clients whose volumes are not served within [`PATIENCE`] are
     /// disconnected.
     pub(crate) async fn next(
         &self,
@@ -192,7 +194,7 @@ impl Inherited {
             if ends() || self.clients.lock().is_empty() {
                 return None;
             }
-            // Also after a client, so that other lanes have their turn.
+            // Sleep even if a client was returned before, so that other lanes take their share.
             lane.sleep(STEP).await;
             if ends() {
                 return None;
@@ -231,7 +233,8 @@ impl Inherited {
             );
             return None;
         }
-        // A volume that has grown meanwhile keeps its size for this client, as it would have.
+        // A volume that has grown meanwhile keeps its former size for this client, as on one
+        // connection.
         if target.size() < client.session.size {
             tracing::error!(
                 export = client.export,

@@ -1,6 +1,6 @@
 //! The handshake: a state machine from the client's bytes to replies and, finally, a session.
 //!
-//! Sans-I/O. [`Handshake::advance`] consumes whole options only, so the caller's buffer needs space
+//! No I/O. [`Handshake::advance`] consumes whole options only, so the caller's buffer needs space
 //! for [`OPTION_DATA_MAX`] bytes and a header. A client can make it keep at most one export name.
 
 use std::rc::Rc;
@@ -92,13 +92,14 @@ enum State {
 /// Whether a connection is encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Security {
-    /// It is not, and need not be: the client is on this machine, and may use the socket.
+    /// The connection is not encrypted and need not be: the client is on this machine and has
+    /// permission to use the socket.
     Local,
-    /// It is not, and need not be.
+    /// The connection is not encrypted and need not be.
     Plain,
-    /// It has to be before anything else is agreed on.
+    /// The connection must be encrypted before anything else is negotiated.
     Required,
-    /// It is.
+    /// The connection is encrypted.
     Encrypted,
 }
 
@@ -258,7 +259,7 @@ impl Handshake {
             }
             option::LIST => list(data, exports, replies),
             option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => self.headers(option, data),
-            // Another machine's kernel has no device of ours.
+            // Only the kernel of this machine can have devices that belong to this daemon.
             option::OUTLIVING if self.security == Security::Local => {
                 let device = OutlivingDevice::from_bytes(data);
                 self.device = device.or(self.device);
@@ -383,7 +384,7 @@ impl Handshake {
         let sectors = start.target.sectors();
         let preferred = start.target.preferred_block().max(sectors.physical.into());
         let preferred = preferred.min(u64::from(MAX_PAYLOAD));
-        // A client that takes no notice of the smallest size, as many do, is served all the same.
+        // Many clients ignore the minimum size; their smaller requests are served nevertheless.
         let sizes = [sectors.logical, preferred as u32, MAX_PAYLOAD].map(U32::new);
         fact(info::BLOCK_SIZE, &[sizes.as_bytes()]);
         for kind in wanted {
@@ -482,7 +483,7 @@ pub fn transmission_flags(session: &Session) -> u16 {
     use transmission_flag::*;
     let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | CAN_MULTI_CONN | SEND_CACHE;
     if session.device.is_some_and(|device| !device.flushes) {
-        // To Linux that is a device without a volatile write cache.
+        // Linux takes a device without these flags for one without a volatile write cache.
         flags &= !(SEND_FLUSH | SEND_FUA);
     }
     if session.read_only {

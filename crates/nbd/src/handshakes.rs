@@ -1,9 +1,10 @@
-//! Connections that have not finished a handshake: a share of their own, which is divided fairly by
-//! where they come from.
+//! Connections in their handshake. Their number is limited, and sources of clients share it fairly.
 //!
-//! A silent client costs a place here until its time is up, and none of the places of clients that
-//! have an export open. A newcomer that finds no place takes that of the oldest handshake, unless
-//! that has just begun and the newcomer's origin has as many as any other.
+//! A silent client occupies one of these places until its time limit, and none of the places of
+//! clients that have an export open. A new client that finds no free place replaces the oldest
+//! handshake, of its own source or of the source with the most handshakes. It is turned away if
+//! that handshake has just begun, unless the other source has at least two handshakes more than the
+//! source of the new client.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +17,8 @@ use forebay_device::peer_user;
 use parking_lot::Mutex;
 use rustix::net::{Shutdown, getpeername, shutdown};
 
-/// A handshake that has taken so long gives way to a newcomer. Most take a few round trips.
+/// Age from which a handshake may be ended in favour of a new client. Most handshakes take a few
+/// round trips.
 const JUST_BEGUN: Duration = Duration::from_secs(1);
 
 /// The source of a client, as far as one client can be distinguished from another.
@@ -24,7 +26,7 @@ const JUST_BEGUN: Duration = Duration::from_secs(1);
 pub(crate) enum Source {
     /// A user of this machine, by a unix socket.
     User(Option<u32>),
-    /// A machine, or a network of IPv6 that one machine may have to itself, by TCP.
+    /// A machine, or an IPv6 network that may belong to one machine, by TCP.
     Network(Option<IpAddr>),
 }
 
@@ -65,7 +67,7 @@ pub(crate) struct Handshakes(Arc<Mutex<All>>);
 
 #[derive(Debug, Default)]
 struct All {
-    /// In the order in which they began.
+    /// Handshakes in the order in which they began.
     handshakes: BTreeMap<u64, Handshake>,
     begun: u64,
 }
@@ -89,7 +91,8 @@ impl All {
         counts.into_iter().max_by_key(|(_, count)| *count)
     }
 
-    /// Returns the handshake that gives way to one of `source`. `Err`: there is none, and no place.
+    /// Returns the handshake to end in favour of a new one from `source`; `None` if a place is
+    /// free. `Err`: no place is free and no handshake can be ended.
     fn victim(&self, source: Source, now: Nanos, most: Most) -> Result<Option<u64>, ()> {
         let own = self.count(source);
         let (from, at_once) = if own >= most.each {
@@ -113,7 +116,7 @@ impl Handshakes {
         self.0.lock().handshakes.len()
     }
 
-    /// Begins one; another one may be ended for it. `None`: there are too many.
+    /// Begins a handshake, and ends another one if its place is needed. `None`: no place is free.
     pub(crate) fn begin(
         &self,
         source: Source,
@@ -125,7 +128,8 @@ impl Handshakes {
         if let Some(victim) = all.victim(source, now, most).ok()?
             && let Some(ended) = all.handshakes.remove(&victim)
         {
-            // Its lane sees the end of the stream. It fails only if the connection has ended.
+            // The lane of the ended handshake sees the end of the stream. `shutdown` fails only if
+            // the connection has ended.
             let _ = shutdown(&*ended.socket, Shutdown::Both);
         }
         all.begun += 1;
@@ -157,7 +161,7 @@ mod tests {
 
     const MOST: Most = Most { all: 8, each: 4 };
 
-    /// Handshakes that have begun.
+    /// A limiter and the clients whose handshakes have begun.
     #[derive(Default)]
     struct World {
         all: Handshakes,
@@ -165,7 +169,8 @@ mod tests {
     }
 
     impl World {
-        /// Begins one; returns its number, if there is a place.
+        /// Begins a handshake at `seconds`; returns the client's number, or `None` if no place is
+        /// free.
         fn begin(&mut self, source: Source, seconds: u64) -> Option<usize> {
             let (client, server) = UnixStream::pair().expect("sockets");
             let now = Nanos(seconds * 1_000_000_000);
@@ -175,7 +180,7 @@ mod tests {
             Some(self.clients.len() - 1)
         }
 
-        /// Returns those that were ended.
+        /// Returns the numbers of the clients whose handshakes were ended.
         fn ended(&self) -> Vec<usize> {
             let ended = |client: &UnixStream| matches!((&mut &*client).read(&mut [0]), Ok(0));
             let all = self.clients.iter().enumerate();
@@ -214,7 +219,7 @@ mod tests {
         }
         assert_eq!(world.begin(user(3), 5), Some(8));
         assert_eq!(world.begin(user(3), 5), Some(9));
-        // Whichever has the most: neither has lost more than one.
+        // Sources 1 and 2 have the most handshakes in turn, so each of them loses one.
         assert_eq!((world.ended().len(), world.all.len()), (2, MOST.all));
         let counts = [1, 2].map(|source| world.all.0.lock().count(user(source)));
         assert_eq!(counts, [3, 3]);

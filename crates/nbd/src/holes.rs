@@ -1,4 +1,4 @@
-//! Holes of origins, which are looked for off the lanes: the filesystem may wait for its disk.
+//! Holes of origins. Helper threads look for them, because the filesystem may wait for its disk.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const THREADS_MAX: usize = 16;
 pub(crate) struct OriginExtent {
     /// Length in bytes.
     pub(crate) len: u64,
-    /// It reads as zeroes; nothing is stored there.
+    /// The run is a hole: it reads as zeroes and nothing is stored there.
     pub(crate) hole: bool,
 }
 

@@ -8,7 +8,7 @@ use crate::wire::socket::Socket;
 
 /// Bytes of the receive buffer of a busy client.
 pub(crate) const LARGE: usize = 256 << 10;
-/// Bytes of a receive buffer otherwise: an option of the handshake fits.
+/// Bytes of the receive buffer of any other client; an option of the handshake fits.
 pub(crate) const SMALL: usize = 32 << 10;
 
 /// Writes of up to this many bytes are received into the receive buffer of `capacity` bytes, larger

@@ -7,8 +7,8 @@
 //! - [`outliving`]: clients that are devices of the kernel
 //! - [`address`], [`listener`]: where clients connect; [`allow`]: from where
 //! - [`tls`]: certificates and keys; `tls_work`: handshakes off the lanes
-//! - [`server`]: accepts and dismisses clients on a lane; `sessions`: which exports take them, and
-//!   who has them open
+//! - [`server`]: accepts and dismisses clients on a lane; `sessions`: the clients that each export
+//!   accepts, and those that have it open
 //! - [`front_end`]: the interface to the daemon; `hand_over`: the parts that the next program
 //!   inherits
 //! - [`null`]: volumes without a cache, for tests and as a baseline

@@ -15,17 +15,18 @@ use crate::outliving::{Outliving, Present};
 use crate::sessions::Sessions;
 use crate::tls_work::TlsWork;
 
-/// One source of clients has this part of the handshakes at most.
+/// One source of clients gets at most `1 / EACH` of the handshakes.
 const EACH: usize = 4;
 
 /// Limits on the resources of clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most connections with an export open, over all lanes that share a [`ConnectionCount`]: so
-    /// many by unix sockets, and as many by TCP.
+    /// Most connections with an export open, over all lanes that share a [`ConnectionCount`]. The
+    /// limit applies to unix sockets and to TCP separately.
     pub connections: usize,
-    /// Most connections that have not chosen an export yet, at least 4: this many by unix sockets,
-    /// and as many by TCP. One user of the machine, and one address, has a quarter of them at most.
+    /// Most connections that have not chosen an export yet, at least 4. The limit applies to unix
+    /// sockets and to TCP separately. One user of this machine, or one address, gets at most a
+    /// quarter.
     pub handshakes: usize,
     /// Most unanswered requests of one connection, at least 1.
     pub requests: usize,
@@ -92,7 +93,8 @@ impl ConnectionCount {
         ConnectionCount { memory, ..ConnectionCount::default() }
     }
 
-    /// Takes clients for exports that are opened alone. Otherwise all exports take all clients.
+    /// Accepts no clients for an export until the export is opened. By default every export accepts
+    /// all clients.
     pub(crate) fn closed(self) -> Self {
         ConnectionCount { sessions: Sessions::closed(), ..self }
     }
@@ -179,10 +181,10 @@ pub(crate) struct Handshaking {
     _place: InHandshake,
 }
 
-/// A connection's entry in the count, with its memory.
+/// The place of a connection that has an export open, with its memory.
 pub(crate) struct Place {
     pub(crate) memory: ConnectionMemory,
-    /// Counts it among the devices, if it is one.
+    /// Counts the client among the connected devices, if it is one.
     pub(crate) present: Option<Present>,
     _counted: Counted,
 }

@@ -26,7 +26,7 @@ const HANDSHAKE_BUFFER: usize = 16 << 10;
 pub struct Protection {
     /// The networks from which clients may connect; empty: all.
     pub allow: Vec<Network>,
-    /// TLS, which clients have to use then.
+    /// TLS, mandatory if present.
     pub tls: Option<Tls>,
 }
 
@@ -80,7 +80,7 @@ impl Listener {
         Ok(Arc::new(Listener { socket, address, protection: protection.clone() }))
     }
 
-    /// Goes on with a listening socket of the previous program, if one of `items` is for this
+    /// Continues with a listening socket of the previous program, if one of `items` is for this
     /// address.
     pub(crate) fn inherit(
         address: &ListenAddress,
@@ -104,8 +104,8 @@ impl Listener {
         Some(Arc::new(Listener { socket, address, protection }))
     }
 
-    /// Returns the socket for the next program. Until that is executed, this one removes its path
-    /// when it drops the listener.
+    /// Returns the socket for the next program. Until that program is executed, this one still
+    /// removes the path when it drops the listener.
     ///
     /// # Errors
     /// The limit of descriptors is reached.
@@ -134,14 +134,15 @@ impl Listener {
         }
     }
 
-    /// Makes the path of a unix socket again if something else has removed it.
+    /// Creates the path of a unix socket again if another program has removed it.
     pub(crate) fn restore_path(&self) {
         if let Listening::Unix(socket) = &self.socket {
             socket.restore(|| Ok(()));
         }
     }
 
-    /// Returns an error if the client at an accepted socket connects from elsewhere than it may.
+    /// Returns an error if the client of an accepted socket connects from an address that is not
+    /// allowed.
     pub(crate) fn admit(&self, socket: impl AsFd) -> Result<(), NotAdmitted> {
         let allow = &self.protection.allow;
         if allow.is_empty() || matches!(self.address, ListenAddress::Unix(_)) {
@@ -154,7 +155,7 @@ impl Listener {
         if allowed { Ok(()) } else { Err(NotAdmitted::Address(peer)) }
     }
 
-    /// Returns how its clients are secured at first.
+    /// Returns the security with which its clients begin.
     pub(crate) fn security(&self) -> Security {
         match self.address {
             ListenAddress::Unix(_) => Security::Local,
@@ -175,8 +176,8 @@ impl Listener {
     /// for it.
     pub(crate) fn adopt(&self, socket: impl AsFd) -> usize {
         if let ListenAddress::Tcp { .. } = self.address {
-            // The connection works without these, but with higher latency or until a dead peer is
-            // noticed.
+            // Without these options the connection still works, but with higher latency, and a dead
+            // peer is noticed late.
             let _ = sockopt::set_tcp_nodelay(&socket, true);
             let _ = sockopt::set_socket_keepalive(&socket, true);
             set_buffers(&socket, HANDSHAKE_BUFFER);
@@ -201,7 +202,7 @@ impl Listener {
     }
 }
 
-/// Returns whether a connected socket is one of TCP.
+/// Returns whether a connected socket is a TCP socket.
 pub(crate) fn is_remote(socket: impl AsFd) -> bool {
     sockopt::socket_domain(&socket) != Ok(AddressFamily::UNIX)
 }
@@ -215,7 +216,8 @@ pub(crate) fn widen(socket: impl AsFd) -> usize {
     socket_buffers(&socket)
 }
 
-/// A size that is set does not grow: otherwise it could reach several MiB per connection.
+/// Sets the sizes of a socket's buffers. A buffer of a fixed size does not grow; otherwise it could
+/// reach several MiB per connection.
 fn set_buffers(socket: impl AsFd, bytes: usize) {
     let _ = sockopt::set_socket_send_buffer_size(&socket, bytes);
     let _ = sockopt::set_socket_recv_buffer_size(&socket, bytes);

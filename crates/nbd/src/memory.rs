@@ -12,8 +12,8 @@ pub(crate) struct ConnectionMemory {
 }
 
 impl ConnectionMemory {
-    /// Takes `bytes`. Returns `None` if connections have used up their share, or with `remote` the
-    /// part of it for other machines.
+    /// Takes `bytes`. Returns `None` if connections have used up their share or, with `remote`, the
+    /// part of the share for clients of other machines.
     pub(crate) fn take(budget: &Arc<MemoryBudget>, bytes: u64, remote: bool) -> Option<Self> {
         let taken = match remote {
             true => budget.take_for_remote_connection(bytes),
@@ -22,7 +22,7 @@ impl ConnectionMemory {
         taken.then(|| ConnectionMemory { budget: budget.clone(), bytes: Cell::new(bytes) })
     }
 
-    /// Takes more for larger buffers, if memory is plentiful. Returns whether it did.
+    /// Takes `bytes` more for larger buffers if memory is plentiful. Returns whether it was taken.
     pub(crate) fn grow(&self, bytes: u64) -> bool {
         let grown = self.budget.take_for_connection(bytes, true);
         if grown {

@@ -19,9 +19,9 @@ use crate::wire::{
 
 /// Bytes of a batch for a busy client.
 pub(crate) const LARGE: usize = 256 << 10;
-/// Bytes of a batch otherwise.
+/// Bytes of the batch of any other client.
 pub(crate) const SMALL: usize = 16 << 10;
-/// Reserved for the header of a large reply that follows the batch.
+/// Bytes reserved for the header of a large reply that follows the batch.
 const RESERVE: usize = SMALL_REPLY_MAX;
 /// Data of a completion up to this length are copied into a large batch; longer data are sent from
 /// their own buffer.

@@ -1,5 +1,5 @@
-//! Clients that are devices of the kernel, and outlive their connections: which of them are
-//! connected.
+//! Clients that are block devices of the kernel and outlive their connections, and which of them
+//! are connected.
 //!
 //! Devices are distinguished by the number that they give in the handshake, see
 //! [`OUTLIVING`](crate::wire::option::OUTLIVING).
@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 /// A device that outlives its connections, and sends requests again that were not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutlivingDevice {
-    /// Tells it from others.
+    /// Distinguishes the device from others.
     pub mark: u64,
-    /// It has a volatile write cache: its users flush what must be durable.
+    /// The device has a volatile write cache: its users flush data that must be durable.
     pub flushes: bool,
 }
 
@@ -26,7 +26,7 @@ impl OutlivingDevice {
         if self.flushes { Survives::Daemon } else { Survives::PowerLoss }
     }
 
-    /// Returns the data of the option that introduces it.
+    /// Returns the data of the option with which the device identifies itself.
     pub fn to_bytes(self) -> [u8; 9] {
         let mut bytes = [0; 9];
         bytes[..8].copy_from_slice(&self.mark.to_be_bytes());

@@ -116,9 +116,9 @@ pub(crate) async fn receive_requests(
     }
 }
 
-/// The fate of a write whose data does not fit into the inbox.
+/// The outcome of a write whose data does not fit into the inbox.
 enum Large {
-    /// It is executed, or refused.
+    /// The write was executed or refused.
     Done,
     /// A part of the data, as in [`Payload::Part`].
     Part(Vec<u8>),
@@ -178,17 +178,17 @@ async fn receive_more(
 
 /// The received part of a write's data.
 enum Payload {
-    /// All of it.
+    /// All bytes of the data.
     Whole(IoBuf),
-    /// The bytes behind those that were there at the beginning: the connection is to be handed
-    /// over.
+    /// The received bytes behind `start`; the rest is not awaited, because the connection is to be
+    /// handed over.
     Part(Vec<u8>),
     /// The client has left, or is dismissed.
     Lost,
 }
 
-/// Receives the `len` bytes of a write that begin with `start`, into a buffer of their own.
-/// Requests in flight are answered in any case.
+/// Receives the `len` bytes of a write's data into a buffer of their own; `start` are the first
+/// ones. Requests in flight are answered meanwhile.
 async fn receive_payload(
     connection: &Connection,
     start: &[u8],
@@ -200,7 +200,8 @@ async fn receive_payload(
         head.copy_from_slice(start);
     }
     while received < len {
-        // More than the next program can put into a receive buffer is waited for.
+        // Data longer than the receive buffer of the next program cannot be handed over, so it is
+        // received completely first.
         if connection.phase() == IntakePhase::HandingOver && received <= CARRIED {
             let more = data.get(start.len()..received).unwrap_or_default();
             return Ok(Payload::Part(more.to_vec()));

@@ -31,7 +31,7 @@ pub(crate) async fn send_replies(connection: &Connection) {
             connection.release(large.held);
         }
         if let Err(error) = result {
-            // A reply may have been sent in part, so no other program can take over here.
+            // A reply may have been sent in part, so the connection cannot be handed over.
             connection.socket.keep(false);
             tracing::debug!(%error, "sending replies to a client failed");
             return;

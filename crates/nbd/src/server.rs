@@ -37,7 +37,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Time limit for clients to end their handshakes before a hand-over.
 const HANDSHAKE_GRACE: Duration = Duration::from_millis(300);
-/// The most often that a lane logs clients who may not connect.
+/// Minimum interval between two log messages of a lane about refused clients.
 const REFUSALS_LOGGED_EVERY: Duration = Duration::from_secs(10);
 
 /// Returns the memory of a client in its handshake: a small receive buffer, the handshake's own,
@@ -86,7 +86,8 @@ impl Client {
         }
     }
 
-    /// Has the client's connection handed over, if it has an export. The state of TLS cannot be.
+    /// Hands the client's connection over if it has an export open. A TLS connection is closed
+    /// instead, because its state cannot be handed over.
     fn hand_over(&self) {
         match &*self.phase.borrow() {
             ClientPhase::Session(_, connection) if !self.socket.is_encrypted() => {
@@ -121,7 +122,7 @@ impl<F: FnMut()> Drop for AtEnd<F> {
     }
 }
 
-/// Clients of a lane who were not admitted, for the log.
+/// Refused clients of a lane, for the log.
 #[derive(Default)]
 struct Refusals {
     logged: Cell<Option<Nanos>>,
@@ -142,14 +143,14 @@ impl Refusals {
 struct ServerState {
     lane: Rc<Lane>,
     ring: Rc<Ring>,
-    /// All served exports; clients see those in [`ServerState::open_to`].
+    /// All served exports; a client sees those that [`ServerState::open_to`] returns.
     exports: Rc<dyn Exports>,
     limits: Limits,
     count: ConnectionCount,
     memory: Rc<LaneMemory>,
     stopping: Cell<bool>,
     handing_over: Cell<bool>,
-    /// Tells those who accept that the server is handing over.
+    /// Tells the accepting tasks that the server is handing over.
     leaving: Notify,
     /// Clients for the next program.
     left: RefCell<Vec<HandedOver>>,
@@ -274,8 +275,8 @@ impl Server {
     }
 }
 
-/// Waits for a client. The server's hand-over ends the wait, and leaves clients to the next program
-/// that have not been accepted.
+/// Waits for a client. A hand-over ends the wait; clients that have not been accepted are left to
+/// the next program.
 async fn accept(shared: &ServerState, fd: Arc<OwnedFd>) -> RingDone {
     let mut leaving = pin!(shared.leaving.listen());
     let mut accepting = shared.ring.begin(RingOp::Accept { fd });
@@ -299,7 +300,7 @@ async fn accept_clients(
         shared.accepting.set(shared.accepting.get() - 1);
         shared.ended.raise();
     });
-    // A server that ends meanwhile does not wait for volumes.
+    // A server that stops meanwhile does not wait for volumes.
     let ends = || shared.stopping.get() || shared.handing_over.get();
     let open = shared.open_to(Peer::Own);
     inherited.exports_are_back(&shared.lane, &open, ends).await;
@@ -307,7 +308,7 @@ async fn accept_clients(
         let socket = listener.fd();
         let done = accept(&shared, socket.clone()).await;
         let fd = match (done.result, done.accepted) {
-            // A client accepted during a stop would not be dismissed any more.
+            // A client that is accepted during a stop would never be dismissed.
             (Ok(_), Some(_)) if shared.stopping.get() => break,
             (Ok(_), Some(fd)) => fd,
             (result, _) => {
@@ -350,7 +351,7 @@ async fn accept_clients(
 }
 
 impl ServerState {
-    /// Returns the exports that take a client.
+    /// Returns the exports that accept a client.
     fn open_to(&self, peer: Peer) -> Open {
         Open { exports: self.exports.clone(), sessions: self.count.sessions().clone(), peer }
     }
@@ -378,7 +379,7 @@ impl ServerState {
         client
     }
 
-    /// Ends a client's place among the others.
+    /// Removes a client that has ended.
     fn end(&self, client: &Client) {
         client.socket.close();
         if let ClientPhase::Session(_, connection) = client.phase.replace(ClientPhase::Over) {
@@ -393,7 +394,8 @@ impl ServerState {
 /// lane.
 async fn resume_clients(shared: Rc<ServerState>, inherited: Arc<Inherited>) {
     let ends = || shared.stopping.get() || shared.handing_over.get();
-    // Where an export takes any clients at all, a connection of this process is one.
+    // An export that accepts any clients accepts connections of this process, so this is the widest
+    // set.
     let open = shared.open_to(Peer::Own);
     let next = async || inherited.next(&shared.lane, &open, ends).await;
     while let Some((client, target)) = next().await {
@@ -428,7 +430,7 @@ async fn resume_clients(shared: Rc<ServerState>, inherited: Arc<Inherited>) {
     }
 }
 
-/// Drops clients whose requests hold memory that others wait for, and that neither take their
+/// Drops clients whose requests hold memory that others wait for, if they neither take their
 /// replies nor finish sending a request.
 async fn drop_stalled(shared: Weak<ServerState>) {
     loop {
@@ -547,8 +549,8 @@ async fn transmit(
     }
 }
 
-/// Runs `future` to its end. If that takes longer than `limit`, calls `late`, which must make it
-/// end soon.
+/// Runs `future` to its end. If that takes longer than `limit`, calls `late`, which must make the
+/// future end soon.
 async fn with_deadline<F: Future>(
     lane: &Rc<Lane>,
     limit: Duration,

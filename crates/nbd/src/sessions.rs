@@ -1,4 +1,4 @@
-//! The exports that take clients, and the clients that have them open, over all lanes.
+//! The exports that accept clients, and the clients that have them open, over all lanes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,15 +19,16 @@ pub(crate) struct Sessions(Arc<Mutex<All>>);
 
 #[derive(Debug, Default)]
 struct All {
-    /// The exports that take clients, and which; `None`: all take all.
+    /// The exports that accept clients, and the reach of each. `None`: every export accepts all
+    /// clients.
     open: Option<BTreeMap<String, NbdReach>>,
-    /// In the order in which they began.
+    /// Sessions in the order in which they began: export and socket.
     sessions: BTreeMap<u64, (String, Arc<OwnedFd>)>,
     begun: u64,
 }
 
 impl All {
-    /// Returns which clients an export takes; `None`: none at all.
+    /// Returns which clients an export accepts; `None`: none at all.
     fn reach(&self, export: &str) -> Option<NbdReach> {
         match &self.open {
             None => Some(NbdReach::All),
@@ -39,8 +40,8 @@ impl All {
         self.reach(export).is_some_and(|reach| peer.is_in(reach))
     }
 
-    /// Returns the sockets of an export's clients, but for those of this process and those that
-    /// have hung up or are being disconnected.
+    /// Returns the sockets of an export's clients, without connections of this process and those
+    /// that have hung up or are being disconnected.
     fn clients(&self, export: &str) -> Vec<Arc<OwnedFd>> {
         let own = self.sessions.values().filter(|(opened, _)| opened == export);
         let sockets = own.map(|(_, socket)| socket);
@@ -50,22 +51,23 @@ impl All {
 }
 
 impl Sessions {
-    /// Starts without exports: they take clients from [`Sessions::open`] on.
+    /// Starts without exports; an export accepts clients from [`Sessions::open`] on.
     pub(crate) fn closed() -> Self {
         Sessions(Arc::new(Mutex::new(All { open: Some(BTreeMap::new()), ..All::default() })))
     }
 
-    /// Has an export take clients: these.
+    /// Makes an export accept clients of this reach.
     pub(crate) fn open(&self, export: &str, reach: NbdReach) {
         if let Some(open) = &mut self.0.lock().open {
             open.insert(export.to_owned(), reach);
         }
     }
 
-    /// Has an export that takes clients take no more than these, if it has no others.
+    /// Narrows the reach of an export that accepts clients, unless it has clients outside the new
+    /// one.
     ///
     /// # Errors
-    /// The others; nothing has changed then.
+    /// Returns the clients outside the new reach; nothing has changed then.
     pub(crate) fn narrow(&self, export: &str, next: NbdReach) -> Result<(), Vec<Client>> {
         let mut all = self.0.lock();
         let mut clients = all.clients(export);
@@ -79,10 +81,11 @@ impl Sessions {
         Ok(())
     }
 
-    /// Has an export take no more clients, if it has none or with `force`; those that it has stay.
+    /// Makes an export accept no more clients, if it has none or with `force`. Existing clients
+    /// stay connected.
     ///
     /// # Errors
-    /// The clients that it has; nothing has changed then.
+    /// Returns the clients of the export; nothing has changed then.
     pub(crate) fn close(&self, export: &str, force: bool) -> Result<(), Vec<Client>> {
         let mut all = self.0.lock();
         let clients = if force { Vec::new() } else { all.clients(export) };
@@ -101,8 +104,7 @@ impl Sessions {
         sockets.iter().map(client).collect()
     }
 
-    /// Counts a client, new or of the previous program, unless its export does not take it (any
-    /// more).
+    /// Counts a client, new or of the previous program, unless its export does not accept it.
     pub(crate) fn enter(&self, export: &str, socket: &Arc<OwnedFd>) -> Option<InSession> {
         let peer = Peer::of(socket);
         let mut all = self.0.lock();
@@ -127,21 +129,21 @@ fn narrower(one: NbdReach, other: NbdReach) -> NbdReach {
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// In this process: the front end that hands the connection to the kernel, for a block device.
+    /// This process: the front end that hands the connection to the kernel for a block device.
     Own,
     /// At a unix socket.
     Local,
-    /// At a TCP address, also if that is of this machine.
+    /// The client of a TCP address, even if it is on this machine.
     Remote,
 }
 
 impl Peer {
-    /// Returns that of a connected socket.
+    /// Returns the peer of a connected socket.
     pub(crate) fn of(socket: impl AsFd) -> Self {
         Peer::from(client(socket))
     }
 
-    /// Whether an export of this reach takes it.
+    /// Returns whether an export of this reach accepts the peer.
     fn is_in(self, reach: NbdReach) -> bool {
         match self {
             Peer::Own => true,
@@ -174,7 +176,7 @@ impl From<Client> for Peer {
     }
 }
 
-/// The exports that take a client.
+/// The exports that accept a client.
 pub(crate) struct Open {
     pub(crate) exports: Rc<dyn Exports>,
     pub(crate) sessions: Sessions,
@@ -198,12 +200,12 @@ impl Exports for Open {
 /// Returns whether neither side has ended the connection.
 fn is_connected(socket: &OwnedFd) -> bool {
     let mut asked = [PollFd::new(socket, PollFlags::RDHUP)];
-    // What cannot be asked is taken for connected.
+    // A socket whose state is unknown counts as connected.
     let _ = poll(&mut asked, Some(&Timespec::default()));
     !asked[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
 }
 
-/// Returns who is at the other end.
+/// Returns the client at the other end of a socket.
 fn client(socket: impl AsFd) -> Client {
     if sockopt::socket_domain(&socket) == Ok(AddressFamily::UNIX) {
         return Client::Local { pid: peer_process(&socket) };
@@ -221,7 +223,8 @@ mod tests {
     use super::*;
     use crate::null::{ExportList, NullTarget};
 
-    /// Returns both ends of a connection by TCP: this process is at the other end of a unix socket.
+    /// Returns both ends of a TCP connection. With a unix socket this process would be its own
+    /// peer.
     fn connection() -> (TcpStream, Arc<OwnedFd>) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("it listens");

@@ -1,8 +1,8 @@
 //! Block status: the state of a range of a volume in each metadata context.
 //!
-//! The order of the questions matters. Data moves down while they are asked, from RAM to the cache
-//! and from there to the origin. Asked in this order, first the tiers and then the origin, at least
-//! one of them has it.
+//! The order of the queries matters. Data can move down while they run, from RAM to the cache and
+//! from there to the origin. The tiers are therefore asked before the origin, so that at least one
+//! of them reports the data.
 
 use std::future::Future;
 use std::pin::pin;
@@ -26,7 +26,7 @@ const LOOKED_UP_MAX: Duration = Duration::from_millis(50);
 /// Time limit for the origin to report its holes.
 const ORIGIN_MAX: Duration = Duration::from_secs(2);
 
-/// Time limit for the index to be loaded, and the pause between two questions.
+/// Time limit for the index to be loaded, and the pause between two queries.
 const LOADING_MAX: Duration = Duration::from_secs(20);
 const LOADING_PAUSE: Duration = Duration::from_millis(20);
 
@@ -88,7 +88,7 @@ fn allocation_flags(hole: bool, zero: bool) -> u32 {
 }
 
 impl Query {
-    /// Finds the answer. `None`: the index is not loaded in time.
+    /// Finds the answer. `None`: the index was not loaded in time.
     pub(crate) async fn answer(
         self,
         target: &Rc<dyn BlockService>,
@@ -130,7 +130,7 @@ impl Query {
         Some(status)
     }
 
-    /// Returns the states of the beginning of the range. `None`: the index is not loaded in time.
+    /// Returns the states of the beginning of the range. `None`: the index was not loaded in time.
     async fn states(
         self,
         target: &Rc<dyn BlockService>,
@@ -173,8 +173,8 @@ fn flags_of(extent: &Extent) -> (u64, u32) {
     (extent.len, allocation_flags(extent.hole, extent.zero))
 }
 
-/// Returns the allocation of a range from the states above its origin, and the extents of the
-/// origin. Where the extents are not known, there may be data.
+/// Returns the allocation of a range from the states above its origin and the extents of the
+/// origin. A range counts as allocated where the extents are unknown.
 fn overlay(states: &[StateExtent], origin: &[OriginExtent]) -> Vec<(u64, u32)> {
     let mut runs = Vec::new();
     let mut below = origin.iter().copied();
@@ -201,7 +201,7 @@ fn overlay(states: &[StateExtent], origin: &[OriginExtent]) -> Vec<(u64, u32)> {
     runs
 }
 
-/// Returns the output of `future`; `None`: it takes longer than `limit`.
+/// Returns the output of `future`, or `None` if it takes longer than `limit`.
 async fn in_time<F: Future>(lane: &Rc<Lane>, limit: Duration, future: F) -> Option<F::Output> {
     let (mut future, mut sleep) = (pin!(future), pin!(lane.sleep(limit)));
     std::future::poll_fn(|context| {

@@ -21,15 +21,15 @@ use forebay_nbd_wire::keys::warn_of_readable_key;
 /// Files in PEM format that TLS needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The server's certificate, and those between it and a root that clients trust.
+    /// The server's certificate, and the intermediate certificates up to a root that clients trust.
     pub certificate: PathBuf,
     /// The key of the server's certificate.
     pub key: PathBuf,
     /// The certificates of the authorities that sign clients' certificates. `None`: clients need no
     /// certificate.
     pub client_ca: Option<PathBuf>,
-    /// The authorities' lists of certificates that do not count any more. With it each authority of
-    /// a client's chain has to have a list.
+    /// The authorities' lists of revoked certificates. If set, every authority in a client's chain
+    /// must have a list.
     pub client_crl: Option<PathBuf>,
 }
 
@@ -141,8 +141,8 @@ impl Tls {
 }
 
 impl TlsState {
-    /// Reads the files if they were replaced. Those in use stay if the new ones are no use:
-    /// certificate and key may be replaced one after the other.
+    /// Reads the files if they were replaced. The configuration in use stays if the new files do
+    /// not fit together: certificate and key may be replaced one after the other.
     fn look(&self) {
         let stamp = stamp(&self.files);
         {
@@ -223,7 +223,7 @@ fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>
     let refused = |error| pem_error(path, "certificate revocation list", error);
     let lists = CertificateRevocationListDer::pem_file_iter(path).map_err(refused)?;
     let lists: Vec<_> = lists.collect::<Result<_, _>>().map_err(refused)?;
-    // Without any list rustls would check none.
+    // Without a list rustls checks no revocation at all.
     if lists.is_empty() {
         return Err(refused(PemError::NoItemsFound));
     }

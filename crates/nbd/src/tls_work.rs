@@ -1,5 +1,4 @@
-//! Handshakes of TLS, off the lanes: signatures take milliseconds, which requests must not wait
-//! for.
+//! TLS handshakes, off the lanes: signatures take milliseconds, for which requests must not wait.
 
 use std::io;
 use std::sync::Arc;
@@ -10,15 +9,15 @@ use rustix::process::setpriority_process;
 
 use crate::wire::records::Records;
 
-/// Priority of the threads, as `nice` has it: with lanes that are always busy, some twentieth of
+/// Priority of the threads, as for `nice`: beside lanes that are always busy, they get about 5 % of
 /// one CPU.
 const NICE: i32 = 13;
 
 /// CPUs for each thread; there is at least one thread.
 const CPUS: usize = 4;
 
-/// The steps of handshakes, for all lanes. The places for handshakes limit the number of waiting
-/// steps.
+/// Runs the steps of TLS handshakes for all lanes. The limit on handshakes also limits the number
+/// of waiting steps.
 #[derive(Clone, Debug)]
 pub(crate) struct TlsWork(Arc<WorkCount>);
 
@@ -53,15 +52,15 @@ impl TlsWork {
         TlsWork(Arc::new(WorkCount { most, running, ended: Notify::default() }))
     }
 
-    /// Decrypts the bytes that a client has sent of its handshake.
+    /// Decrypts the bytes of a handshake that a client has sent.
     ///
     /// # Errors
-    /// See [`Records::decrypt`]; or there is no thread for it. The session is gone in that case.
+    /// See [`Records::decrypt`], or no thread could be started. The session is lost then.
     pub(crate) async fn decrypt(&self, records: Records) -> (Option<Records>, io::Result<bool>) {
         let running = self.turn().await;
         let step = move || {
             let _running = running;
-            // Of this thread alone. Without it handshakes take more from the lanes.
+            // Applies to this thread only. Without it handshakes take more CPU time from the lanes.
             let _ = setpriority_process(None, NICE);
             let result = records.decrypt();
             (Some(records), result)

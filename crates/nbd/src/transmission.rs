@@ -1,7 +1,7 @@
 //! Parses requests of the transmission phase: bytes to commands or refusals.
 //!
-//! Pure. The [`Parser`] gets the bytes received so far and returns the next event in them. It reads
-//! no further than that, allocates nothing, and skips the data of refused writes.
+//! No I/O. The [`Parser`] gets the bytes received so far and returns the next event in them. It
+//! reads no further than that, allocates nothing, and skips the data of refused writes.
 
 use forebay_core::{Op, SECTOR_SIZE, Survives};
 
@@ -23,7 +23,7 @@ pub struct Session {
     pub headers: Headers,
     /// The metadata contexts that the client may query.
     pub contexts: Contexts,
-    /// The client is this device, which outlives the connection: each write survives the daemon
+    /// The device that the client is, which outlives the connection: each write survives the daemon
     /// before it is answered, see [`OUTLIVING`](crate::wire::option::OUTLIVING).
     pub device: Option<OutlivingDevice>,
 }
@@ -58,7 +58,7 @@ pub struct Command {
     pub kind: RequestEffect,
     /// First byte, a multiple of 512.
     pub offset: u64,
-    /// Length in bytes, a multiple of 512; with `offset` it ends inside the export. At most
+    /// Length in bytes, a multiple of 512; `offset + len` is inside the export. At most
     /// [`MAX_PAYLOAD`] for reads and writes.
     pub len: u64,
 }
@@ -92,7 +92,7 @@ pub enum Verdict {
     Disconnect,
 }
 
-/// The next request cannot be found, or is not worth waiting for.
+/// The next request cannot be found, or its payload is too long to skip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The stream is not a sequence of requests.
@@ -112,7 +112,7 @@ pub enum StreamError {
 /// The next event in the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// More bytes are needed: at least this many beyond the given bytes that are not consumed.
+    /// More bytes are needed: at least this many behind the unconsumed ones.
     Incomplete {
         /// Bytes, at least 1.
         missing: usize,
@@ -164,13 +164,13 @@ impl Parser {
         &self.session
     }
 
-    /// Whether the bytes that are not consumed begin with a request, so that another parser can
+    /// Returns whether the unconsumed bytes begin with a request, so that another parser can
     /// continue there.
     pub fn is_between_requests(&self) -> bool {
         self.skip == 0
     }
 
-    /// Refuses a write that it has found, of which `rest` bytes of data are still to come.
+    /// Refuses a write of which `rest` bytes of data have not arrived.
     pub(crate) fn refuse(&mut self, refusal: Refusal, rest: u64) {
         self.skip = rest;
         self.refusal = Some(refusal);
@@ -292,7 +292,7 @@ fn check_length(header: &Header, session: &Session) -> Result<(), (ErrorCode, &'
         return Err((error, "the request is larger than 32 MiB"));
     }
     if command == command::CACHE && len > u64::from(u32::MAX) {
-        // It reads the range.
+        // A cache request reads the range.
         return Err((ErrorCode::Overflow, "at most 4 GiB can be cached at once"));
     }
     if command == command::FLUSH && (offset != 0 || len != 0) {
@@ -315,7 +315,7 @@ pub fn judge(header: &Header, session: &Session) -> Verdict {
     let Some((mut kind, allowed)) = classify(command, flags, session.headers) else {
         return refuse(ErrorCode::Invalid, "unknown command");
     };
-    // FUA is meaningless but allowed where nothing is written.
+    // FUA has no meaning for commands that do not write, but is allowed.
     if flags & !(allowed | command_flag::FUA) != 0 {
         return refuse(ErrorCode::Invalid, "a flag is not allowed on this command");
     }

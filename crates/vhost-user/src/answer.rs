@@ -6,12 +6,12 @@ use forebay_lane::Notify;
 use parking_lot::Mutex;
 
 struct Slot<T> {
-    /// The answer; inside, `None` if the other lane has ended without one.
+    /// The answer; the inner value is `None` if the other lane has ended without an answer.
     value: Mutex<Option<Option<T>>>,
     given: Notify,
 }
 
-/// Gives one answer to another lane; dropping it reports that there is none.
+/// Gives one answer to another lane; dropping it reports that there is no answer.
 pub(crate) struct Reply<T>(Arc<Slot<T>>);
 
 /// Waits for an answer.

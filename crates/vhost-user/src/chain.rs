@@ -16,7 +16,7 @@ pub struct Head(pub u16);
 /// A contiguous part of a request's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Its first byte.
+    /// The first byte.
     pub at: GuestAddress,
     /// Its length in bytes.
     pub len: u32,
@@ -32,16 +32,16 @@ pub struct Buffers {
 /// The fault of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
-    /// A descriptor refers to one that does not exist.
+    /// A descriptor refers to a descriptor that does not exist.
     #[error("descriptor {0} does not exist")]
     NoDescriptor(u16),
     /// The chain is too long, or a loop.
     #[error("a chain of descriptors is a loop or has more than {DESCRIPTORS_MAX}")]
     TooLong,
-    /// A table of indirect descriptors has no valid length, or is not allowed here.
+    /// A table of indirect descriptors has an invalid length, or is not allowed here.
     #[error("a table of indirect descriptors is invalid or not allowed")]
     Indirect,
-    /// A buffer for the device to read follows one for it to write.
+    /// A buffer that the device reads follows a buffer that it writes.
     #[error("a readable buffer follows a writable one")]
     Order,
     /// A buffer is not in the guest's memory.
@@ -65,8 +65,8 @@ struct Descriptor {
 }
 
 impl Descriptor {
-    /// Copies a descriptor, so that the version that was checked is used even if the guest changes
-    /// it later.
+    /// Copies a descriptor, so that the checked version is used even if the guest changes the
+    /// original.
     #[inline]
     fn read(table: &Window, index: u16) -> Result<Self, Outside> {
         let mut bytes = [0; DESCRIPTOR as usize];
@@ -100,7 +100,7 @@ impl Buffers {
         let mut count = 0;
         let first = self.walk_table(table, size, head.0, memory, &mut count)?;
         let Some(descriptor) = first else { return Ok(()) };
-        // The table must be the last of the chain and its descriptors are counted anew.
+        // The table must be the last descriptor of the chain.
         if !indirect || descriptor.flags & NEXT != 0 {
             return Err(ChainError::Indirect);
         }
@@ -176,8 +176,8 @@ pub fn total(segments: &[Segment]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.len)).sum()
 }
 
-/// Calls `each` with the parts of `segments` from byte `skip` on, `len` bytes of them or fewer if
-/// there are no more: the address and the range in the caller's buffer.
+/// Calls `each` for the parts of `segments` from byte `skip` on, for at most `len` bytes: the
+/// address of the part and its range in the caller's buffer.
 #[inline]
 fn parts(
     segments: &[Segment],
@@ -204,8 +204,8 @@ fn parts(
     Ok(done)
 }
 
-/// Copies bytes out of buffers, from byte `skip` on. Returns their number: fewer than `into` has if
-/// the buffers are shorter.
+/// Copies bytes out of buffers, from byte `skip` on. Returns the number of bytes, less than the
+/// length of `into` if the buffers are shorter.
 ///
 /// # Errors
 /// A buffer is not in the memory any more.
@@ -223,7 +223,7 @@ pub fn gather(
     })
 }
 
-/// Copies bytes into buffers, from byte `skip` on. Returns their number, as [`gather`] does.
+/// Copies bytes into buffers, from byte `skip` on. Returns the number of bytes, as [`gather`] does.
 ///
 /// # Errors
 /// A buffer is not in the memory any more.

@@ -15,7 +15,7 @@ pub const REQUEST_MAX: u64 = 32 << 20;
 /// Most bytes of one discard or write-zeroes request.
 pub const ZEROED_MAX: u64 = 1 << 30;
 
-/// Most queues. Guests use one for each of their processors.
+/// Most queues. Guests use one for each of their CPUs.
 pub const QUEUES_MAX: u16 = 64;
 
 /// Bytes in a sector, the unit of addresses.
@@ -32,9 +32,9 @@ pub const CONFIG_BYTES: usize = 60;
 pub struct DeviceConfig {
     /// Size in bytes.
     pub size: u64,
-    /// The sizes in which it is addressed, and works best.
+    /// The sizes in which the volume is addressed and works best.
     pub sectors: Sectors,
-    /// Bytes of a block of the cache: the best size of requests, unless the disk below has one.
+    /// Bytes of a cache block: the best size of requests, unless the disk below reports one.
     pub preferred: u64,
     /// Whether the write cache is on.
     pub write_cache: bool,
@@ -59,15 +59,15 @@ impl DeviceConfig {
         put(8, &SEGMENT_BYTES_MAX.to_le_bytes());
         put(12, &SEGMENTS_MAX.to_le_bytes());
         put(20, &logical.to_le_bytes());
-        // The topology, in logical blocks: the physical block as a power of two, no offset of the
-        // alignment, and the least and the best request.
+        // Topology: physical block as a power of two of logical blocks, alignment offset 0, then
+        // the smallest and the best request in logical blocks.
         put(24, &[exponent as u8, 0]);
         put(26, &u16::try_from(io_min / logical).unwrap_or(u16::MAX).to_le_bytes());
         put(28, &(best / logical).to_le_bytes());
         put(WRITE_CACHE_AT as usize, &[u8::from(self.write_cache)]);
         put(34, &QUEUES_MAX.to_le_bytes());
-        // Discards: most sectors and segments, and the alignment. Write-zeroes: most sectors and
-        // segments, and whether they may deallocate.
+        // Discards: most sectors, most segments, alignment. Write-zeroes: most sectors, most
+        // segments, whether they may deallocate.
         put(36, &sectors(ZEROED_MAX));
         put(40, &1_u32.to_le_bytes());
         put(44, &sectors(preferred));

@@ -62,15 +62,15 @@ struct QueueState {
     base: u16,
     kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
-    /// `None`: the client has not set it.
+    /// `None` if the client has not set it.
     enabled: Option<bool>,
-    /// The lane that serves it.
+    /// The lane that serves the queue.
     lane: Option<Arc<LaneHandle>>,
 }
 
 /// The answer to a message.
 enum ControlAnswer {
-    /// Nothing; a confirmation if the client asks for one.
+    /// No answer; a confirmation if the client asks for one.
     Done,
     Bytes(Vec<u8>),
     WithDescriptor(Vec<u8>, OwnedFd),
@@ -119,7 +119,7 @@ impl Control {
     /// Follows the client's messages until it leaves.
     ///
     /// # Errors
-    /// It has broken the protocol. Its queues are still served.
+    /// The client has broken the protocol. Its queues are still served.
     pub(crate) async fn follow(&mut self) -> Result<(), ControlError> {
         while let Some(received) = self.wire.receive().await? {
             let Received { header, message, descriptors } = received;
@@ -140,7 +140,8 @@ impl Control {
                 Ok(ControlAnswer::Done) => {}
                 Err(error) => {
                     if confirm {
-                        // The client is dropped for the error, whether it hears of it or not.
+                        // The client is dropped because of the error, whether this answer reaches
+                        // it or not.
                         let _ = self.wire.reply(header, &1_u64.to_ne_bytes(), None);
                     }
                     return Err(error);
@@ -180,7 +181,7 @@ impl Control {
         found.ok_or(ControlError::Incomplete(index.0))
     }
 
-    /// Returns a queue that is not served.
+    /// Returns a queue, which must not be served.
     fn idle(&mut self, index: QueueIndex) -> Result<&mut QueueState, ControlError> {
         let queue = self.queue(index)?;
         match queue.lane {
@@ -276,8 +277,8 @@ impl Control {
         self.use_memory(memory).await
     }
 
-    /// Uses changed memory, also for the queues that are served. The client may unmap the former
-    /// one after the answer.
+    /// Uses changed memory, also for queues that are served. The client may unmap the former memory
+    /// after the answer.
     async fn use_memory(&mut self, memory: GuestMemory) -> Result<(), ControlError> {
         self.memory = Arc::new(memory);
         for (place, index) in (0..self.queues.len()).zip(0..) {
@@ -329,7 +330,8 @@ impl Control {
             memory,
             tracker,
         };
-        // Before the answer: if the client is dismissed meanwhile, the queue must be stopped.
+        // Set the lane before the answer: if the client is dismissed meanwhile, the queue must be
+        // stopped.
         queue.lane = Some(lane.clone());
         let (reply, started) = answer();
         lane.send(Command::Start(key, Box::new(start), reply));
@@ -431,7 +433,7 @@ impl Control {
         answer.extend(0_u64.to_ne_bytes());
         answer.extend(place.queues.to_ne_bytes());
         answer.extend(place.queue_size.to_ne_bytes());
-        // Clients differ in the padding, and expect an answer as long as the question.
+        // Clients differ in the padding of this message, and expect an answer of the same length.
         answer.resize(len, 0);
         Ok(ControlAnswer::WithDescriptor(answer, file))
     }
@@ -450,8 +452,8 @@ impl Control {
     }
 }
 
-/// Checks that a descriptor is an eventfd. A file that is always readable would notify the lane
-/// again and again.
+/// Checks that a descriptor is an eventfd. A regular file is always readable, so it would notify
+/// the lane without end.
 fn eventfd(index: QueueIndex, file: OwnedFd) -> Result<Arc<OwnedFd>, ControlError> {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     match std::fs::read_link(link) {

@@ -42,17 +42,17 @@ impl SocketExport {
         self.listener.path()
     }
 
-    /// Returns the socket that clients reach now.
+    /// Returns the socket at which clients connect.
     pub(crate) fn socket(&self) -> Arc<OwnedFd> {
         self.listener.fd()
     }
 
-    /// Makes the path again if something else has removed it.
+    /// Creates the path again if another program has removed it.
     pub(crate) fn restore_path(&self) {
         self.listener.restore(|| Ok(()));
     }
 
-    /// Notes a client. There is one at a time.
+    /// Records the client. A socket has one client at a time.
     pub(crate) fn admit(&self, socket: Arc<OwnedFd>) -> Arc<Session> {
         let session = Session::new(self.volume.clone(), socket);
         *self.client.lock() = Arc::downgrade(&session);
@@ -72,16 +72,16 @@ impl SocketExport {
         self.client.lock().upgrade()
     }
 
-    /// Returns the client as an operator sees it, if there is one.
+    /// Returns the client, if there is one, as reports show it.
     pub(crate) fn peer(&self) -> Option<Client> {
         let session = self.client()?;
         Some(Client::Local { pid: peer_process(session.socket()) })
     }
 
-    /// Makes sure that there is no client.
+    /// Checks that no client is connected.
     ///
     /// # Errors
-    /// There is one.
+    /// A client is connected.
     pub(crate) fn check_unused(&self) -> Result<(), ExportError> {
         match self.peer() {
             Some(client) => Err(busy(&self.volume, self.path(), &listed(&[client]))),
@@ -89,11 +89,11 @@ impl SocketExport {
         }
     }
 
-    /// Ends it: the path is gone, and the client is disconnected when its requests in progress are
-    /// answered.
+    /// Ends the export: removes the path, and disconnects the client when its requests in progress
+    /// are answered.
     pub(crate) fn end(&self) {
-        // First: a client that is admitted meanwhile is dismissed by whichever of the two comes
-        // later.
+        // Set the flag first: then a client that is admitted meanwhile is dismissed either here or
+        // by the admission.
         self.ended.store(true, Ordering::SeqCst);
         self.listener.close();
         if let Some(session) = self.client() {

@@ -16,13 +16,13 @@ pub mod device {
     pub const TOPOLOGY: u64 = 1 << 10;
     /// The guest can switch the write cache off and on.
     pub const CONFIG_WCE: u64 = 1 << 11;
-    /// There can be several queues.
+    /// The device can have several queues.
     pub const MQ: u64 = 1 << 12;
     /// Discards are served.
     pub const DISCARD: u64 = 1 << 13;
     /// Write-zeroes requests are served.
     pub const WRITE_ZEROES: u64 = 1 << 14;
-    /// Descriptors can be in tables of their own.
+    /// Descriptors can be in separate tables.
     pub const INDIRECT_DESC: u64 = 1 << 28;
     /// Notifications are requested by index.
     pub const EVENT_IDX: u64 = 1 << 29;
@@ -50,7 +50,7 @@ pub mod device {
 
 /// Features of the protocol, bits of `GET_PROTOCOL_FEATURES`.
 pub mod protocol {
-    /// There can be several queues.
+    /// The device can have several queues.
     pub const MQ: u64 = 1 << 0;
     /// Messages can ask for an answer.
     pub const REPLY_ACK: u64 = 1 << 3;
@@ -58,9 +58,9 @@ pub mod protocol {
     pub const CONFIG: u64 = 1 << 9;
     /// Requests in progress are recorded in shared memory.
     pub const INFLIGHT_SHMFD: u64 = 1 << 12;
-    /// Regions of memory are added and removed one by one.
+    /// The client adds and removes regions of memory individually.
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 
-    /// The features that are offered.
+    /// The offered features of the protocol.
     pub const OFFERED: u64 = MQ | REPLY_ACK | CONFIG | INFLIGHT_SHMFD | CONFIGURE_MEM_SLOTS;
 }

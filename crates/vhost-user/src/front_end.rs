@@ -25,14 +25,14 @@ use crate::wire::Wire;
 
 /// Pause of an accept loop after an error, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Interval at which the end of something is checked.
+/// Interval at which a wait checks its condition.
 const STEP: Duration = Duration::from_millis(5);
-/// The lane that follows the control messages of all clients, which are rare.
+/// The lane that handles the rare control messages of all clients.
 const CONTROLLING: usize = 0;
 
 /// vhost-user-blk: a socket for each volume, with one client at a time.
 pub struct VhostUserFrontEnd {
-    /// Directory of the sockets whose paths no operator has named.
+    /// Directory of sockets whose paths the operator has not chosen.
     dir: PathBuf,
     exports: Mutex<BTreeMap<String, Arc<SocketExport>>>,
     /// Sockets that are to be served.
@@ -43,9 +43,9 @@ pub struct VhostUserFrontEnd {
 }
 
 impl VhostUserFrontEnd {
-    /// Starts without exports. Sockets are in `dir` unless an operator names others; clients take
-    /// their memory from `memory`. `drain`: time limit for requests in progress when the daemon
-    /// ends.
+    /// Starts without exports. Sockets are in `dir` unless an operator chooses other paths; clients
+    /// take their memory from `memory`. `drain`: time limit for requests in progress when the
+    /// daemon ends.
     pub fn new(dir: &Path, drain: Duration, memory: Arc<MemoryBudget>) -> Self {
         let (exports, board, lanes) = (Mutex::default(), Arc::default(), Arc::default());
         VhostUserFrontEnd { dir: dir.to_owned(), exports, board, lanes, drain, memory }
@@ -148,7 +148,7 @@ impl FrontEnd for VhostUserFrontEnd {
 
     fn release(&self) {
         self.exports.lock().clear();
-        // Only an empty one.
+        // Fails unless the directory is empty.
         let _ = std::fs::remove_dir(&self.dir);
     }
 }
@@ -198,8 +198,8 @@ impl LaneFrontEnd for VhostLane {
         })
     }
 
-    /// Hands nothing over: a driver connects again by itself, and its record of requests in flight
-    /// gives the next program the place to continue.
+    /// Hands nothing over: a driver reconnects by itself, and its record of requests in progress
+    /// tells the next program where to continue.
     fn hand_over(self: Box<Self>) -> Pin<Box<dyn Future<Output = Vec<HandedOver>>>> {
         Box::pin(async move {
             self.drain().await;
@@ -223,7 +223,7 @@ async fn take_sockets(server: Rc<LaneServer>, board: Arc<Board<Arc<SocketExport>
     }
 }
 
-/// Notes that an accept loop has ended, also when it panics.
+/// Reports the end of an accept loop, also if it panics.
 struct Ending(Rc<LaneServer>, Arc<SocketExport>);
 
 impl Drop for Ending {
@@ -232,7 +232,7 @@ impl Drop for Ending {
     }
 }
 
-/// Serves one client after the other, until the socket is closed.
+/// Serves one client after the other until the socket is closed.
 async fn accept(ending: Ending) {
     let Ending(server, export) = &ending;
     while !server.stopping.get() {

@@ -1,12 +1,13 @@
 //! The record of requests in progress, in memory that the client keeps.
 //!
-//! If the daemon dies, the client reconnects to the next one and hands it the same record: requests
+//! If the daemon dies, the client reconnects to the next one and gives it the same record. Requests
 //! that were taken from a queue and not returned are then executed again. The protocol specifies
-//! the layout, so that a record can also come from another program.
+//! the layout, so a record of another program can be used as well.
 //!
-//! A process that is killed has executed its stores up to some point of the program, in order. So
-//! the stores here need no processor barrier, but the compiler must not reorder them, which
-//! sequentially consistent atomics prevent. Lanes do not share a queue's part of the record.
+//! When a process is killed, its stores up to some point of the program have been executed, in
+//! program order. The stores here therefore need no processor barrier, but the compiler must not
+//! reorder them; sequentially consistent atomics prevent that. Lanes do not share a queue's part of
+//! the record.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -21,7 +22,7 @@ use crate::virtqueue::{QueueError, QueueSize};
 const HEADER: u64 = 16;
 /// Bytes of an entry.
 const ENTRY: u64 = 16;
-/// Parts of different queues are not in one cache line.
+/// Alignment of the parts, so that those of different queues do not share a cache line.
 const ALIGN: u64 = 64;
 const VERSION: u16 = 1;
 /// The guest relies on flushes, as far as is known.
@@ -63,8 +64,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// Uses `memory` as the record that `place` describes. `None`: it is too small, or its numbers
-    /// are impossible.
+    /// Uses `memory` as the record that `place` describes. `None`: the memory is too small, or the
+    /// numbers in `place` are invalid.
     pub fn new(memory: SharedMemory, place: InflightPlace) -> Option<Self> {
         let size = QueueSize::new(place.queue_size.into())?;
         let fits = place.queues > 0 && parts(place.queues, size) <= memory.len();
@@ -83,7 +84,7 @@ impl Record {
     pub fn set_write_cache(&self, on: bool) {
         if record_bytes(self.queues, self.size) <= self.memory.len() {
             let state = if on { WRITE_CACHE } else { NO_WRITE_CACHE };
-            // If the memory is not as it was, the queues end.
+            // The store fails if the client has truncated the memory, and then the queues end.
             let _ = self.memory.store_u8(parts(self.queues, self.size), state, SeqCst);
         }
     }
@@ -106,12 +107,12 @@ pub struct Tracker {
     size: QueueSize,
     /// Orders the requests.
     counter: u64,
-    /// The request that was returned last.
+    /// The request that was returned to the guest last.
     last: Head,
 }
 
 impl Tracker {
-    /// Returns whether its memory is still there.
+    /// Returns whether the memory of the record is still complete.
     pub fn is_intact(&self) -> bool {
         self.memory.is_intact()
     }
@@ -120,11 +121,11 @@ impl Tracker {
         self.start + HEADER + u64::from(head.0) * ENTRY + field
     }
 
-    /// Prepares it for a queue whose guest has seen `used` requests returned. Returns the requests
-    /// in progress, in the order in which they were taken.
+    /// Prepares the part for a queue whose guest has seen `used` requests returned. Returns the
+    /// requests in progress, in the order in which they were taken.
     ///
     /// # Errors
-    /// It is not one of this queue.
+    /// The part does not belong to this queue.
     pub fn recover(&mut self, used: u16) -> Result<Vec<Head>, QueueError> {
         let Tracker { start, size, .. } = *self;
         let memory = self.memory.clone();
@@ -140,11 +141,11 @@ impl Tracker {
             _ => return Err(QueueError::Inflight),
         }
         self.last = Head(memory.load_u16(start + AT_LAST, SeqCst)?);
-        // The last batch was returned to the guest, but perhaps not removed here.
+        // The last batch was returned to the guest, but perhaps not removed from the record.
         let batch = used.wrapping_sub(memory.load_u16(start + AT_USED, SeqCst)?);
         if batch > size.get() {
-            // The guest has reset its queue since, so the recorded requests are those of the former
-            // one.
+            // The guest has reset its queue since, so the recorded requests belong to the former
+            // queue.
             for head in (0..size.get()).map(Head) {
                 memory.store_u8(self.entry(head, ENTRY_IN_FLIGHT), 0, SeqCst)?;
             }
@@ -171,21 +172,22 @@ impl Tracker {
         Ok(found.into_iter().map(|(_, head)| head).collect())
     }
 
-    /// Notes that a request was taken.
+    /// Records that a request was taken.
     ///
     /// # Errors
-    /// The memory is not as it was.
+    /// The memory of the record was truncated.
     pub fn begin(&mut self, head: Head) -> Result<(), Outside> {
         self.memory.store_u64(self.entry(head, ENTRY_COUNTER), self.counter, SeqCst)?;
         self.counter = self.counter.wrapping_add(1);
-        // Last: from here on the entry counts.
+        // Store this field last: it makes the entry valid.
         self.memory.store_u8(self.entry(head, ENTRY_IN_FLIGHT), 1, SeqCst)
     }
 
-    /// Notes, before the used index covers it, that a request is returned.
+    /// Records that a request is being returned. Must be called before the used index covers the
+    /// request.
     ///
     /// # Errors
-    /// The memory is not as it was.
+    /// The memory of the record was truncated.
     pub fn returns(&mut self, head: Head) -> Result<(), Outside> {
         self.memory.store_u16(self.entry(head, ENTRY_NEXT), self.last.0, SeqCst)?;
         self.memory.store_u16(self.start + AT_LAST, head.0, SeqCst)?;
@@ -193,10 +195,11 @@ impl Tracker {
         Ok(())
     }
 
-    /// Notes that the guest sees these requests as returned, and `used` of them in all.
+    /// Records that the guest sees `heads` as returned, and has seen `used` returned requests in
+    /// all.
     ///
     /// # Errors
-    /// The memory is not as it was.
+    /// The memory of the record was truncated.
     pub fn returned(&mut self, heads: &[Head], used: u16) -> Result<(), Outside> {
         for head in heads {
             self.memory.store_u8(self.entry(*head, ENTRY_IN_FLIGHT), 0, SeqCst)?;

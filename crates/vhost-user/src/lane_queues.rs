@@ -17,7 +17,7 @@ use crate::message::QueueIndex;
 use crate::queue::{self, Broken, GuestQueue, QueueStart};
 use crate::virtqueue::QueueError;
 
-/// Identifies a queue among those of all clients: the number of the client, and of its queue.
+/// Identifies a queue among those of all clients: the number of the client, and that of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct QueueKey {
     pub(crate) client: u64,
@@ -28,10 +28,10 @@ pub(crate) struct QueueKey {
 pub(crate) enum Command {
     /// Serve a queue.
     Start(QueueKey, Box<QueueStart>, Reply<Result<(), Broken>>),
-    /// Stop a queue when its requests in progress are answered. The answer is the index of its next
+    /// Stop a queue when its requests in progress are answered. The answer is the index of the next
     /// request.
     Stop(QueueKey, Reply<u16>),
-    /// Notify the guest by another eventfd.
+    /// Notify the guest through another eventfd.
     SetCall(QueueKey, Option<Arc<OwnedFd>>, Reply<()>),
     /// Use changed memory.
     SetMemory(QueueKey, Arc<GuestMemory>, Reply<Result<(), QueueError>>),
@@ -94,7 +94,7 @@ impl LaneQueues {
         self.queues.borrow().is_empty()
     }
 
-    /// Executes the commands that arrive, as long as the lane runs.
+    /// Executes commands as they arrive, as long as the lane runs.
     pub(crate) async fn follow(self: Rc<Self>, handle: Arc<LaneHandle>) {
         loop {
             let arrived = handle.arrived.listen();

@@ -1,5 +1,5 @@
-//! The client's memory: regions that it shares, found by the guest's addresses, which descriptors
-//! contain, or by the client's own, which locate the queues.
+//! The client's memory: shared regions, found by guest addresses, which descriptors contain, or by
+//! client addresses, which locate the queues.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use forebay_device::{Outside, SharedMemory};
 /// Most regions of one client.
 pub const REGIONS_MAX: usize = 32;
 
-/// A client may share this many times the memory and swap space of the machine. A guest has no
-/// more; a sparse file may claim any size, and the daemon would have a mapping of it.
+/// Limit for a client's shared memory, as a multiple of the machine's memory and swap space. No
+/// guest has more; a sparse file could claim any size, and the daemon would map it.
 const OVERCOMMIT: u64 = 4;
 
 /// Returns the most bytes that one client may share.
@@ -34,26 +34,26 @@ pub struct ClientAddress(pub u64);
 /// The place of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionPlace {
-    /// Its first byte for the guest.
+    /// The first byte, as the guest addresses it.
     pub guest: GuestAddress,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub size: u64,
-    /// Its first byte for the client.
+    /// The first byte, as the client addresses it.
     pub client: ClientAddress,
-    /// Its first byte in the file.
+    /// Offset of the first byte in the file.
     pub file_offset: u64,
 }
 
 /// Why a region is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// It is empty, or ends beyond the last address.
+    /// The region is empty, or ends beyond the last address.
     #[error("a region of memory is empty or ends beyond the last address")]
     Range,
-    /// It overlaps another one.
+    /// The region overlaps another one.
     #[error("a region of memory overlaps another one")]
     Overlap,
-    /// There are too many.
+    /// The client has too many regions.
     #[error("there are more than {REGIONS_MAX} regions of memory")]
     TooMany,
     /// The client shares more than the machine has.
@@ -61,10 +61,10 @@ pub enum RegionError {
         "the regions of memory have more than {0} bytes, four times the memory and swap space of this machine"
     )]
     TooMuch(u64),
-    /// There is no such region.
+    /// The region does not exist.
     #[error("there is no such region of memory to remove")]
     Unknown,
-    /// It cannot be mapped.
+    /// The region cannot be mapped.
     #[error("a region of memory cannot be mapped: {0}")]
     Map(#[from] std::io::Error),
 }
@@ -73,7 +73,7 @@ pub enum RegionError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at {at:#x} are not in the memory that the client shares")]
 pub struct OutOfMemory {
-    /// First byte, as the guest or the client addresses it.
+    /// First byte, as an address of the guest or the client.
     pub at: u64,
     /// Length in bytes.
     pub len: u64,
@@ -85,8 +85,8 @@ struct Region {
     memory: SharedMemory,
 }
 
-/// The memory that a client shares. A change makes a new value; users of the old one keep its
-/// mappings until they are done.
+/// The memory that a client shares. Each change creates a new value; users of the old value keep
+/// its mappings until they drop it.
 #[derive(Clone, Debug, Default)]
 pub struct GuestMemory {
     /// In the order of guest addresses, without overlaps.
@@ -140,7 +140,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Returns whether no file behind it was truncated.
+    /// Returns whether every file behind the memory still has its size.
     pub fn is_intact(&self) -> bool {
         self.regions.iter().all(|region| region.memory.is_intact())
     }
@@ -176,7 +176,7 @@ impl GuestMemory {
     /// Returns whether a range is in the memory.
     ///
     /// # Errors
-    /// It is not.
+    /// The range is not in the memory.
     #[inline]
     pub fn check(&self, at: GuestAddress, len: usize) -> Result<(), OutOfMemory> {
         self.parts(at, len, |_, _, _| Ok(()))
@@ -210,7 +210,7 @@ impl GuestMemory {
     /// Returns a window on a range inside one region, found by the client's address.
     ///
     /// # Errors
-    /// No region has all of it.
+    /// No region contains the whole range.
     pub fn window(&self, at: ClientAddress, len: u64) -> Result<Window, OutOfMemory> {
         let holds = |region: &&Arc<Region>| {
             let start = at.0.checked_sub(region.place.client.0);
@@ -227,7 +227,7 @@ impl GuestMemory {
     /// Returns a window on a range inside one region, found by the guest's address.
     ///
     /// # Errors
-    /// No region has all of it.
+    /// No region contains the whole range.
     pub fn guest_window(&self, at: GuestAddress, len: u64) -> Result<Window, OutOfMemory> {
         let holds = |region: &&Arc<Region>| {
             let start = at.0.checked_sub(region.place.guest.0);
@@ -242,7 +242,7 @@ impl GuestMemory {
     }
 }
 
-/// A range inside one region. Positions are relative to its start; nothing outside is accessed.
+/// A range inside one region. Positions are relative to its start; accesses outside of it fail.
 #[derive(Clone, Debug)]
 pub struct Window {
     region: Arc<Region>,
@@ -280,7 +280,7 @@ impl Window {
     /// Loads a little-endian field.
     ///
     /// # Errors
-    /// It is not inside, or not aligned.
+    /// The position is outside of the window or not aligned.
     #[inline]
     pub fn load(&self, at: u64, order: Ordering) -> Result<u16, Outside> {
         self.region.memory.load_u16(self.at(at, 2)?, order).map(u16::from_le)
@@ -289,7 +289,7 @@ impl Window {
     /// Stores a little-endian field.
     ///
     /// # Errors
-    /// It is not inside, or not aligned.
+    /// The position is outside of the window or not aligned.
     #[inline]
     pub fn store(&self, at: u64, value: u16, order: Ordering) -> Result<(), Outside> {
         self.region.memory.store_u16(self.at(at, 2)?, value.to_le(), order)

@@ -7,7 +7,7 @@ use crate::memory::{ClientAddress, GuestAddress, RegionPlace};
 pub const HEADER: usize = 12;
 /// Most bytes of a message's payload.
 pub const PAYLOAD_MAX: usize = 1024;
-/// Most descriptors with one message: those of a whole table of memory.
+/// Most descriptors with one message: those of a complete memory table.
 pub const DESCRIPTORS_MAX: usize = TABLE_MAX;
 /// Most regions in one message.
 const TABLE_MAX: usize = 8;
@@ -17,7 +17,7 @@ const CONFIG_MAX: u32 = 256;
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// In messages about a descriptor: there is none.
+/// Flag in messages about a descriptor: no descriptor is sent.
 const NO_DESCRIPTOR: u64 = 1 << 8;
 
 /// Number of a queue, from 0.
@@ -29,7 +29,7 @@ pub struct QueueIndex(pub u16);
 pub struct Header {
     /// The kind of the message.
     pub code: u32,
-    /// Whether the client waits for an answer even if there is nothing to answer.
+    /// Whether the client expects an answer even to a message that has none.
     pub need_reply: bool,
     /// Bytes of the payload.
     pub len: usize,
@@ -42,7 +42,7 @@ pub struct RingAddresses {
     pub descriptors: ClientAddress,
     /// The ring in which the guest makes requests available.
     pub available: ClientAddress,
-    /// The ring in which the device returns them.
+    /// The ring in which the device returns requests.
     pub used: ClientAddress,
 }
 
@@ -51,15 +51,15 @@ pub struct RingAddresses {
 pub struct InflightPlace {
     /// Bytes of the record.
     pub len: u64,
-    /// Its first byte in the file.
+    /// Offset of the record's first byte in the file.
     pub offset: u64,
-    /// Number of queues in it.
+    /// Number of queues in the record.
     pub queues: u16,
     /// Number of descriptors of each queue.
     pub queue_size: u16,
 }
 
-/// A message of the client. Descriptors come beside it.
+/// A message of the client. Its descriptors are passed separately.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// Ask for the features of the device.
@@ -72,11 +72,11 @@ pub enum Message {
     ResetOwner,
     /// All of the memory, with a descriptor for each region.
     SetMemory(Vec<RegionPlace>),
-    /// Ask for the number of regions that there can be.
+    /// Ask for the highest possible number of regions.
     GetMemorySlots,
-    /// One more region, with its descriptor.
+    /// Add a region; its descriptor is attached.
     AddRegion(RegionPlace),
-    /// One region less.
+    /// Remove a region.
     RemoveRegion(RegionPlace),
     /// The number of descriptors of a queue.
     SetQueueSize(QueueIndex, u32),
@@ -84,7 +84,7 @@ pub enum Message {
     SetQueueAddresses(QueueIndex, RingAddresses),
     /// The number of the next request of a queue.
     SetQueueBase(QueueIndex, u32),
-    /// Stop a queue. Which request is the next?
+    /// Stop a queue and return the index of its next request.
     GetQueueBase(QueueIndex),
     /// The eventfd with which the client announces requests, if any. Starts the queue.
     SetKick(QueueIndex),
@@ -98,7 +98,7 @@ pub enum Message {
     GetProtocolFeatures,
     /// The client uses these features of the protocol.
     SetProtocolFeatures(u64),
-    /// Ask for the number of queues that there can be.
+    /// Ask for the highest possible number of queues.
     GetQueueNumber,
     /// A part of the configuration space.
     GetConfig {
@@ -116,31 +116,31 @@ pub enum Message {
     },
     /// Make a record of requests in progress.
     GetInflight(InflightPlace),
-    /// Use this record of requests in progress, with its descriptor.
+    /// Use this record of requests in progress; its descriptor is attached.
     SetInflight(InflightPlace),
 }
 
 /// Why a message is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MessageError {
-    /// It is of another version of the protocol, or an answer.
+    /// The message is of another version of the protocol, or is an answer.
     #[error("the message has flags {0:#x}, which are not those of a request of version 1")]
     Flags(u32),
-    /// It is too long.
+    /// The message is too long.
     #[error("the message has {0} bytes, more than {PAYLOAD_MAX}")]
     Length(u32),
-    /// It is unknown or was not offered.
+    /// The message is unknown or was not offered.
     #[error("message {0} is not supported")]
     Unknown(u32),
-    /// Its payload has another form.
+    /// The payload has the wrong format.
     #[error("message {0} has a payload of a wrong form")]
     Payload(u32),
-    /// It does not come with the descriptors that it needs.
+    /// The number of attached descriptors is wrong.
     #[error("message {0} comes with {1} descriptors")]
     Descriptors(u32, usize),
 }
 
-/// Reads little parts of a payload in the byte order of this machine, as the protocol has it.
+/// Reads the fields of a payload in the byte order of this machine, as the protocol demands.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -187,7 +187,7 @@ impl Header {
     /// Reads a header.
     ///
     /// # Errors
-    /// It is not one of a request of this version, or announces too long a payload.
+    /// The header is not that of a request of this version, or announces too long a payload.
     pub fn parse(bytes: [u8; HEADER]) -> Result<Self, MessageError> {
         let [c0, c1, c2, c3, f0, f1, f2, f3, l0, l1, l2, l3] = bytes;
         let flags = u32::from_ne_bytes([f0, f1, f2, f3]);
@@ -223,7 +223,7 @@ impl Message {
         let message = parsed.ok_or(MessageError::Unknown(code))?;
         let wanted = match &message {
             Message::SetMemory(regions) => regions.len(),
-            // Some clients send the descriptor of the region that they remove.
+            // Some clients attach the descriptor of the region that they remove.
             Message::RemoveRegion(_) => descriptors.min(1),
             Message::AddRegion(_) | Message::SetInflight(_) => 1,
             Message::SetKick(_) | Message::SetCall(_) | Message::SetError(_) => {
@@ -238,7 +238,7 @@ impl Message {
         }
     }
 
-    /// Reads a payload. `None`: it has a wrong form. `Some(None)`: the message is unknown.
+    /// Reads a payload. `None`: the format is wrong. `Some(None)`: the message is unknown.
     fn read(code: u32, payload: &[u8]) -> Option<Option<Self>> {
         let mut fields = Fields(payload);
         let message = match code {

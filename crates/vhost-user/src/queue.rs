@@ -1,7 +1,7 @@
 //! One queue, served by one task of its lane.
 //!
-//! The task takes requests, executes them and publishes the answers of many at once. While the lane
-//! is awake it looks for requests by itself, and the guest is not asked for notifications.
+//! The task takes requests, executes them and publishes answers in batches. While the lane is awake
+//! the task looks for requests by itself, and the guest is not asked for notifications.
 
 mod worker;
 
@@ -33,7 +33,7 @@ const SMALL: usize = 128 << 10;
 /// Most lists of buffers that are kept for further requests.
 const SPARE: usize = 64;
 
-/// The parts that a lane needs to serve a queue.
+/// The data with which a lane starts to serve a queue.
 pub(crate) struct QueueStart {
     pub(crate) session: Arc<Session>,
     pub(crate) index: QueueIndex,
@@ -84,7 +84,7 @@ enum QueuePhase {
 /// A request in progress in the engine.
 struct GuestRequest {
     request: BlockRequest,
-    /// Bytes of memory that it has taken.
+    /// Bytes of memory taken for the request.
     held: u64,
 }
 
@@ -92,7 +92,7 @@ struct GuestRequest {
 struct Rings {
     virtqueue: Virtqueue,
     tracker: Option<Tracker>,
-    /// Requests that were returned and are not published yet.
+    /// Requests that were returned and are not yet visible to the guest.
     returned: Vec<Head>,
 }
 
@@ -130,7 +130,7 @@ pub(crate) struct GuestQueue {
     /// By the first descriptor.
     requests: RefCell<Vec<Option<GuestRequest>>>,
     in_flight: Cell<usize>,
-    /// Requests in progress when the former daemon ended, to be executed first.
+    /// Requests that were in progress when the former daemon ended; they are executed first.
     again: RefCell<Vec<Head>>,
     spare: RefCell<Vec<Buffers>>,
     scratch: RefCell<IoBuf>,
@@ -140,11 +140,11 @@ pub(crate) struct GuestQueue {
     phase: Cell<QueuePhase>,
     /// The guest may have missed a notification.
     notify: Cell<bool>,
-    /// The task waits for memory, and takes no more requests before that.
+    /// The task waits for memory, and takes no requests meanwhile.
     short: Cell<bool>,
     broken: RefCell<Option<Broken>>,
     stop: RefCell<Option<Reply<u16>>>,
-    /// Tells the task that there is something to do.
+    /// Tells the task that there is work.
     work: Signal,
 }
 
@@ -152,7 +152,7 @@ impl GuestQueue {
     /// Opens a queue.
     ///
     /// # Errors
-    /// Its rings are invalid, or there is no memory for it.
+    /// The rings are invalid, or there is no memory for the queue.
     pub(crate) fn open(
         start: QueueStart,
         target: Rc<dyn BlockService>,
@@ -175,8 +175,9 @@ impl GuestQueue {
             if again.iter().any(|head| head.0 >= size.get()) {
                 return Err(broken(QueueError::Inflight));
             }
-            // The requests taken are those returned and those in progress. The client's own number
-            // does not count requests that its former back end had taken.
+            // The index of the next request is the number of returned requests plus those in
+            // progress. The client's own number lacks the requests that its former back end had
+            // taken.
             virtqueue.set_base(used.wrapping_add(again.len() as u16));
         }
         if !again.is_empty() {
@@ -215,7 +216,8 @@ impl GuestQueue {
         }))
     }
 
-    /// Takes no more requests, answers those in progress, and then tells the index of the next one.
+    /// Takes no more requests, answers those in progress, and then replies with the index of the
+    /// next request.
     pub(crate) fn stop(&self, reply: Reply<u16>) {
         if self.phase.get() == QueuePhase::Open {
             self.phase.set(QueuePhase::Stopping);
@@ -225,8 +227,9 @@ impl GuestQueue {
         self.answer_stop();
     }
 
-    /// Answers a stop if the task has ended and no request is in progress: after a panic of the
-    /// task there may be some, and the client must not have them executed a second time meanwhile.
+    /// Answers a pending stop if the task has ended and no request is in progress. After a panic of
+    /// the task requests can still be in progress, and the client must not have them executed a
+    /// second time meanwhile.
     fn answer_stop(&self) {
         if self.phase.get() != QueuePhase::Over || self.in_flight.get() > 0 {
             return;
@@ -236,14 +239,14 @@ impl GuestQueue {
         }
     }
 
-    /// Returns whether no file behind its memory was truncated.
+    /// Returns whether every file behind the queue's memory still has its size.
     fn is_intact(&self) -> bool {
         let tracker = |rings: &Rings| rings.tracker.as_ref().is_none_or(Tracker::is_intact);
         self.memory.borrow().is_intact() && tracker(&self.rings.borrow())
     }
 
-    /// Uses another eventfd to notify the guest. Answers that are published already may have been
-    /// announced with the former one, so the guest is notified once more.
+    /// Uses another eventfd to notify the guest. Published answers may have been announced through
+    /// the former one, so the guest is notified once more.
     pub(crate) fn set_call(&self, call: Option<Arc<OwnedFd>>) {
         self.call.replace(call);
         self.notify.set(true);
@@ -253,7 +256,7 @@ impl GuestQueue {
     /// Uses changed memory from now on.
     ///
     /// # Errors
-    /// The rings are not in it.
+    /// The rings are not in the memory.
     pub(crate) fn set_memory(&self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
         let mut rings = self.rings.borrow_mut();
         rings.virtqueue.move_to(&memory)?;
@@ -273,8 +276,8 @@ impl GuestQueue {
         }
     }
 
-    /// Returns whether the guest has made requests available, and wakes the task then. The task
-    /// notices errors.
+    /// Returns whether the guest has made requests available, and then wakes the task. Errors count
+    /// as available, and the task reports them.
     fn notice(&self, available: impl Fn(&mut Virtqueue) -> Result<bool, QueueError>) -> bool {
         if self.phase.get() != QueuePhase::Open || self.short.get() {
             return false;
@@ -286,7 +289,7 @@ impl GuestQueue {
         found
     }
 
-    /// Ends the queue after an error of the guest. Its memory is not accessed any more.
+    /// Ends the queue after an error of the guest. The guest's memory is not accessed any more.
     fn break_with(&self, error: Broken) {
         self.phase.set(QueuePhase::Broken);
         self.broken.borrow_mut().get_or_insert(error);
@@ -314,8 +317,7 @@ impl GuestQueue {
         }
     }
 
-    /// Returns whether a request that the volume has failed is left to the next daemon, which finds
-    /// it in the record.
+    /// Returns whether a failed request is left to the next daemon, which finds it in the record.
     fn leaves(&self, result: Result<(), IoError>) -> bool {
         let stopping = self.phase.get() == QueuePhase::Stopping;
         self.outlives && stopping && result == Err(IoError::ShuttingDown)

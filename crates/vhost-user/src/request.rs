@@ -11,7 +11,7 @@ const RANGE: usize = 16;
 /// Most bytes of the name that the guest may ask for.
 pub const ID_BYTES: usize = 20;
 
-/// Most bytes of a list of buffers that is kept for another request: 64 of them.
+/// Most bytes of a list of buffers that is kept for reuse: 64 segments.
 pub const KEPT_BYTES: u64 = 64 * size_of::<Segment>() as u64;
 
 const IN: u32 = 0;
@@ -27,11 +27,11 @@ const UNMAP: u32 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
-    /// It is done.
+    /// The request has succeeded.
     Ok = 0,
-    /// It failed.
+    /// The request has failed.
     Failed = 1,
-    /// The device does not serve such requests.
+    /// The device does not support the request.
     Unsupported = 2,
 }
 
@@ -72,17 +72,17 @@ pub enum GuestOperation {
     },
     /// Read the name of the device.
     Id,
-    /// It cannot be served.
+    /// The request is refused with this status.
     Refused(Status),
 }
 
-/// A chain that is no request at all: nothing can be answered.
+/// A chain that is not a request, so that no status can be returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// There is no whole header.
+    /// The header is incomplete.
     #[error("a request has no whole header")]
     Header,
-    /// There is no place for the status.
+    /// There is no buffer for the status.
     #[error("a request has no place for its status")]
     Status,
     /// A buffer is not in the memory any more.
@@ -93,9 +93,9 @@ pub enum RequestError {
 /// A request with its buffers.
 #[derive(Debug)]
 pub struct BlockRequest {
-    /// Identifies it to the guest.
+    /// Identifies the request to the guest.
     pub head: Head,
-    /// Its operation.
+    /// The operation of the request.
     pub kind: GuestOperation,
     buffers: Buffers,
 }
@@ -104,7 +104,7 @@ impl BlockRequest {
     /// Reads a request.
     ///
     /// # Errors
-    /// It cannot be answered.
+    /// The request cannot be answered.
     pub fn parse(head: Head, buffers: Buffers, memory: &GuestMemory) -> Result<Self, RequestError> {
         let mut header = [0; HEADER as usize];
         if gather(memory, buffers.readable(), 0, &mut header)? < header.len() {
@@ -135,7 +135,7 @@ impl BlockRequest {
         gather(memory, self.buffers.readable(), HEADER, into).map(|_| ())
     }
 
-    /// Returns data to the guest, and the status. Returns the number of bytes that were written.
+    /// Copies data and status to the guest. Returns the number of bytes that were written.
     ///
     /// # Errors
     /// A buffer is not in the memory any more.
@@ -167,13 +167,13 @@ impl BlockRequest {
         scatter(memory, writable, at, &[status as u8]).map(|_| ())
     }
 
-    /// Returns the bytes of memory that its list of buffers takes.
+    /// Returns the bytes of memory of the request's list of buffers.
     pub fn bytes(&self) -> u64 {
         self.buffers.bytes()
     }
 
-    /// Returns the list of buffers, to be used for another request, unless it is one of the few
-    /// long ones: otherwise each of the lists that are kept would grow to the longest in time.
+    /// Returns the list of buffers for reuse. Returns `None` if it is one of the few long ones: in
+    /// time, every kept list would otherwise grow to the longest.
     pub fn into_buffers(self) -> Option<Buffers> {
         (self.buffers.bytes() <= KEPT_BYTES).then_some(self.buffers)
     }
@@ -186,8 +186,7 @@ fn transfer(sector: u64, len: u64, kind: impl Fn(u64, u64) -> GuestOperation) ->
     }
 }
 
-/// Reads the range of a discard or of write-zeroes. The configuration asks the guest to send one
-/// range at a time.
+/// Reads the range of a discard or write-zeroes. The configuration allows one range per request.
 fn zeroing(
     buffers: &Buffers,
     data: u64,

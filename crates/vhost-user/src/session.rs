@@ -1,4 +1,4 @@
-//! State about a client that the lanes share.
+//! State of a client that the lanes share.
 
 use std::fmt::Display;
 use std::os::fd::OwnedFd;
@@ -30,7 +30,7 @@ impl Session {
         })
     }
 
-    /// Ends the connection, because the client has broken the protocol on one of its queues.
+    /// Ends the connection because of a protocol error of the client on one of its queues.
     pub(crate) fn fail(&self, error: &dyn Display) {
         tracing::warn!(volume = self.volume, "a client of vhost-user is dropped: {error}");
         // Fails only if the connection has ended.

@@ -62,7 +62,7 @@ impl Guest {
         Virtqueue::new(size, addresses, features, self.next, &self.memory).expect("in memory")
     }
 
-    /// Begins at another index, as if the queue had been used before.
+    /// Continues at another index, as if the queue had been used before.
     pub(crate) fn begin_at(&mut self, index: u16) {
         (self.next, self.seen) = (index, index);
         self.store(AVAILABLE + 2, index);
@@ -108,17 +108,17 @@ impl Guest {
         }
     }
 
-    /// Claims that so many requests are available.
+    /// Claims that `count` requests are available.
     pub(crate) fn claim(&self, count: u16) {
         self.store(AVAILABLE + 2, self.next.wrapping_add(count));
     }
 
-    /// Asks to be notified of the next answer, or after so many more.
+    /// Asks for a notification of the next answer, or of the one `later` answers after it.
     pub(crate) fn ask(&self, later: u16) {
         self.store(AVAILABLE + 4 + 2 * u64::from(self.size), self.seen.wrapping_add(later));
     }
 
-    /// Sets the flags that ask for no notification.
+    /// Sets the flags that suppress notifications.
     pub(crate) fn want_none(&self, none: bool) {
         self.store(AVAILABLE, none.into());
     }

@@ -7,10 +7,10 @@
 //!   So the index is loaded with acquire, and only after it the entry.
 //! - The device writes data and status into the guest's buffers and an entry into the used ring,
 //!   then advances the index. So the index is stored with release, after all of these.
-//! - Each side asks the other to be notified, and then checks whether there is already something;
-//!   the other side advances its index, and then checks whether a notification is asked for. A
-//!   store and a later load of another place can be reordered by every processor, so a full fence
-//!   is between them. Without it both sides could miss each other, and wait forever.
+//! - Each side asks the other for a notification and then checks whether there is already work; the
+//!   other side advances its index and then checks whether a notification was requested. Every
+//!   processor may reorder a store and a later load of another location, so there is a full fence
+//!   between them. Without it each side could miss the other and wait for ever.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -24,7 +24,7 @@ use crate::message::RingAddresses;
 pub const SIZE_MAX: u16 = 1 << 15;
 
 const NO_NOTIFICATION: u16 = 1;
-/// Place of the index in both rings; before it are the flags.
+/// Offset of the index in both rings; the flags are before it.
 const INDEX: u64 = 2;
 /// Place of the first entry in both rings.
 const ENTRIES: u64 = 4;
@@ -65,10 +65,10 @@ pub enum QueueError {
     /// A request is invalid.
     #[error("the request with descriptor {0} is invalid: {1}")]
     Chain(u16, ChainError),
-    /// The guest has made a request available that was not returned yet.
+    /// The guest has made a request available again before it was returned.
     #[error("the request with descriptor {0} was made available twice")]
     Twice(u16),
-    /// The record of requests in progress is not one of this queue.
+    /// The record of requests in progress does not belong to this queue.
     #[error("the record of requests in progress does not belong to this queue")]
     Inflight,
 }
@@ -78,7 +78,7 @@ pub enum QueueError {
 pub struct QueueFeatures {
     /// Notifications are requested by index.
     pub event_index: bool,
-    /// Descriptors can be in tables of their own.
+    /// Descriptors can be in separate tables.
     pub indirect: bool,
 }
 
@@ -95,7 +95,7 @@ impl Rings {
         memory: &GuestMemory,
     ) -> Result<Self, OutOfMemory> {
         let count = u64::from(size.get());
-        // Each ring has one more field, for notifications by index.
+        // Each ring has one additional field, for notifications by index.
         Ok(Rings {
             descriptors: memory.window(addresses.descriptors, count * DESCRIPTOR)?,
             available: memory.window(addresses.available, ENTRIES + count * AVAILABLE_ENTRY + 2)?,
@@ -116,7 +116,7 @@ pub struct Virtqueue {
     next_used: u16,
     /// The used index that the guest has seen.
     published: u16,
-    /// The guest was last asked to notify of requests, and not asked to stop.
+    /// The guest was last asked for notifications of requests, not asked to suppress them.
     asks: bool,
 }
 
@@ -124,7 +124,7 @@ impl Virtqueue {
     /// Opens a queue whose next request has the index `base`.
     ///
     /// # Errors
-    /// Its rings are not in the memory.
+    /// The rings are not in the memory.
     pub fn new(
         size: QueueSize,
         addresses: RingAddresses,
@@ -150,7 +150,7 @@ impl Virtqueue {
     /// Finds the rings in changed memory.
     ///
     /// # Errors
-    /// They are not in it.
+    /// The rings are not in the memory.
     pub fn move_to(&mut self, memory: &GuestMemory) -> Result<(), QueueError> {
         self.rings = Rings::new(self.size, self.addresses, memory)?;
         Ok(())
@@ -174,7 +174,7 @@ impl Virtqueue {
     /// Returns the number of requests that can be taken.
     ///
     /// # Errors
-    /// It is impossible.
+    /// The number is more than the queue can hold.
     pub fn available(&self) -> Result<u16, QueueError> {
         // Acquire: entries and descriptors are read after this.
         let index = self.rings.available.load(INDEX, Ordering::Acquire)?;
@@ -255,11 +255,12 @@ impl Virtqueue {
         }
         let at = ENTRIES + u64::from(self.size.get()) * AVAILABLE_ENTRY;
         let event = self.rings.available.load(at, Ordering::Relaxed)?;
-        // Whether the index has passed the one that the guest waits for.
+        // True if the index has passed the one for which the guest waits.
         Ok(new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old))
     }
 
-    /// Asks the guest to notify of the next request. Returns whether there are requests already.
+    /// Asks the guest for a notification of the next request. Returns whether requests are
+    /// available already.
     ///
     /// # Errors
     /// A ring is invalid.
@@ -276,13 +277,15 @@ impl Virtqueue {
         Ok(self.available()? > 0)
     }
 
-    /// Tells the guest that notifications are not needed: its requests are noticed anyway.
+    /// Tells the guest that notifications are not needed, because the device looks for requests
+    /// itself.
     ///
     /// # Errors
     /// A ring is not in the memory.
     pub fn need_no_notification(&mut self) -> Result<(), QueueError> {
         if !std::mem::replace(&mut self.asks, false) || self.features.event_index {
-            // By index the guest notifies of one request only, which has come.
+            // With notifications by index the guest notifies of one request only, and that has
+            // come.
             return Ok(());
         }
         Ok(self.rings.used.store(0, NO_NOTIFICATION, Ordering::Relaxed)?)

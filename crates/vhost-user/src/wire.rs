@@ -18,7 +18,7 @@ use crate::message::{DESCRIPTORS_MAX, HEADER, Header, Message, MessageError, PAY
 /// A message with its header and its descriptors.
 pub(crate) struct Received {
     pub(crate) header: Header,
-    /// An error concerns this message alone: the next one can still be received.
+    /// An error concerns this message only: the next one can still be received.
     pub(crate) message: Result<Message, MessageError>,
     pub(crate) descriptors: Vec<OwnedFd>,
 }
@@ -55,7 +55,7 @@ impl Wire {
     /// Receives a message. `None`: the client has left.
     ///
     /// # Errors
-    /// The stream is invalid or broken, and useless from here on.
+    /// The stream is invalid or broken, and cannot be used any further.
     pub(crate) async fn receive(&self) -> Result<Option<Received>, WireError> {
         let mut descriptors = Vec::new();
         let mut head = [0; HEADER];
@@ -120,11 +120,11 @@ impl Wire {
         Ok(received.bytes)
     }
 
-    /// Sends an answer. Answers are short, and a client waits for each: one that has no room for it
-    /// does not follow the protocol, and is not waited for.
+    /// Sends an answer. Answers are short and a client waits for each, so a client without space
+    /// for one breaks the protocol; this call does not wait for space.
     ///
     /// # Errors
-    /// The client has left, or does not take its answers.
+    /// The client has disconnected, or has no space for the answer.
     pub(crate) fn reply(
         &self,
         header: Header,

@@ -17,7 +17,7 @@ use crate::reply::{OpResult, To};
 use crate::requests::Failure;
 use crate::samples::PAGE;
 
-/// Bytes that are sent at a time.
+/// Bytes of the send buffer.
 const BUFFER: usize = 256 << 10;
 /// Pause between two attempts to connect, at first and at most.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
@@ -40,8 +40,8 @@ impl Link {
         }
     }
 
-    /// Returns a connection; `None`: there is none for now, and the operations that waited have
-    /// failed.
+    /// Returns a connection. `None`: no connection can be made now, and the operations that waited
+    /// have failed.
     async fn connect(&self) -> Option<NegotiatedConnection> {
         if let Some(spare) = self.remote.take_spare() {
             return Some(spare);
@@ -82,8 +82,8 @@ impl Link {
         }
     }
 
-    /// Fails everything that waits for a connection if there has been none for too long, with the
-    /// reason of the last failure. Returns whether it did.
+    /// Fails all operations if there has been no connection for longer than the time limit; the
+    /// error has the reason of the last failure. Returns whether they were failed.
     fn give_up_in_time(&self, failure: &str) -> bool {
         let Some(since) = self.down_since.get() else { return false };
         let waited = self.clock.now().since(since);
@@ -95,15 +95,15 @@ impl Link {
         true
     }
 
-    /// Uses a connection until it is lost. `true`: the link has ended, and the connection was
-    /// handed on.
+    /// Uses a connection until it is lost. Returns `true` if the link has ended and the connection
+    /// was handed on.
     async fn serve(&self, connection: NegotiatedConnection) -> bool {
         let NegotiatedConnection { fd, tls, agreed } = connection;
         let socket = match tls {
             None => Socket::new(fd, self.ring.clone()),
             Some(tls) => match Records::new(tls.into(), &[]) {
                 Ok(records) => Socket::encrypted(fd, self.ring.clone(), records),
-                // Nothing was received yet, so it is not too long.
+                // `Records::new` fails only for too many received bytes, and there are none.
                 Err(_) => return false,
             },
         };
@@ -132,8 +132,8 @@ impl Link {
         false
     }
 
-    /// Sends and receives until the connection ends, and returns why; `None`: it is not needed any
-    /// more.
+    /// Sends and receives until the connection ends. Returns the reason, or `None` if the
+    /// connection is no longer needed.
     async fn exchange(&self, socket: &Socket, chunks: bool) -> Option<Why> {
         let mut send = pin!(self.send(socket));
         let mut receive = pin!(self.receive(socket, chunks));
@@ -150,7 +150,7 @@ impl Link {
                     why = Some(Why::Late);
                 }
                 if why.is_some() {
-                    // The receiver may hold the buffer of a read: it gives that back when it ends.
+                    // The receiver may hold the buffer of a read, and gives it back when it ends.
                     self.closing.set(true);
                     socket.close();
                     self.awaited.raise();
@@ -167,8 +167,8 @@ impl Link {
         .await
     }
 
-    /// Sends requests. Ends with an error, or with `None` when the link has left and nothing is in
-    /// flight.
+    /// Sends requests. Returns an error, or `None` when the link is no longer needed and no request
+    /// is in flight.
     async fn send(&self, socket: &Socket) -> Option<std::io::Error> {
         let mut buf = IoBuf::empty();
         loop {
@@ -213,10 +213,11 @@ impl Link {
         }
     }
 
-    /// Reads the samples before anything else, to see that it is the same export.
+    /// Queues reads of the samples before all other requests, to check that the export is still the
+    /// same.
     fn begin_comparing(&self) {
         let mut requests = self.requests.borrow_mut();
-        // A sample is several requests where the server takes less than a page at a time.
+        // A sample takes several requests if the server accepts less than a page per request.
         let others = requests.unsent();
         let mut count = 0;
         for (number, offset) in self.remote.samples.untouched() {
@@ -232,7 +233,7 @@ impl Link {
         self.comparing.set(self.comparing.get().saturating_sub(1));
         let same = match (&answer.done.result, &answer.done.buf) {
             (Ok(()), Some(page)) => self.remote.samples.compare(number, page),
-            // A page that cannot be read proves nothing.
+            // A sample that cannot be read proves nothing, so it counts as equal.
             _ => true,
         };
         if !same && self.remote.gone.get().is_none() {

@@ -12,9 +12,10 @@ use super::Link;
 use crate::replies::{ProtocolViolation, ReplyHeader, ends, kind_of};
 use crate::requests::Failure;
 
-/// Bytes that are received at a time.
+/// Bytes of the receive buffer.
 const BUFFER: usize = 256 << 10;
-/// Payloads that miss more than this are received into their destination.
+/// If more bytes than this are missing from a payload, they are received directly into their
+/// destination.
 const DIRECT: usize = 16 << 10;
 /// Longest content of a chunk other than data, in bytes.
 const CONTENT_MAX: u32 = 16 << 10;
@@ -76,7 +77,8 @@ impl ReceiveBuffer<'_> {
         }
     }
 
-    /// Waits for `len` bytes, no more than the buffer has, and returns them.
+    /// Waits until the buffer has `len` bytes and returns them; `len` is at most the size of the
+    /// buffer.
     async fn take(&mut self, len: usize) -> Result<&[u8], ReceiveEnd> {
         while self.end - self.start < len {
             self.more().await?;
@@ -148,8 +150,8 @@ impl Link {
                 break found;
             }
             if inbox.rest().is_empty() {
-                // Without a receive in flight the connection can be handed on, and an idle one
-                // takes no memory.
+                // Without a receive in flight the connection can be handed on. Without a buffer an
+                // idle connection takes no memory.
                 if self.requests.borrow().in_flight() == 0 {
                     inbox.buf = IoBuf::empty();
                 }
@@ -250,7 +252,8 @@ impl Link {
         }
     }
 
-    /// Checks that data of a read are inside its range, and that no byte comes twice.
+    /// Checks that data of a read are inside its range, and that no more bytes arrive than were
+    /// requested.
     fn room(
         &self,
         cookie: u64,
@@ -265,8 +268,9 @@ impl Link {
             return violation("data outside of the range of a read");
         }
         if len < whole && self.got(cookie, 0) == Some(0) {
-            // Overlapping data leave something out, which must not keep the earlier content of the
-            // memory.
+            // The first part of a reply in several parts: if a faulty server sends overlapping
+            // parts, some bytes stay unset. Zero the buffer so that they do not expose the former
+            // content of the memory.
             self.zero(op, offset, whole);
         }
         match self.got(cookie, len) {
@@ -275,7 +279,7 @@ impl Link {
         }
     }
 
-    /// Receives data of a read into its buffer.
+    /// Receives data of a read into the buffer of the read.
     async fn fill(
         &self,
         inbox: &mut ReceiveBuffer<'_>,
@@ -293,14 +297,14 @@ impl Link {
 }
 
 impl Link {
-    /// Waits until a request has been sent that is not answered.
+    /// Waits until a request is in flight.
     async fn wait_for_requests(&self) {
         while self.requests.borrow().in_flight() == 0 && !self.closing.get() {
             self.awaited.wait().await;
         }
     }
 
-    /// Returns the operation, command, offset and length of the request that a reply belongs to.
+    /// Returns the operation, command, offset and length of the request with this cookie.
     fn asked(&self, cookie: u64) -> Result<(OpId, u16, u64, u32), ReceiveEnd> {
         match self.requests.borrow_mut().part(cookie) {
             Some(part) => Ok((part.op, part.command, part.offset, part.len)),
@@ -308,7 +312,7 @@ impl Link {
         }
     }
 
-    /// Adds to the bytes of a read that have come; returns their number.
+    /// Adds `more` to the number of received bytes of a read; returns the sum.
     fn got(&self, cookie: u64, more: u32) -> Option<u32> {
         let mut requests = self.requests.borrow_mut();
         let part = requests.part(cookie)?;
@@ -316,7 +320,7 @@ impl Link {
         Some(part.got)
     }
 
-    /// Notes that a request has failed; the last part of its reply is still to come.
+    /// Marks a request as failed; the last part of its reply has not arrived yet.
     fn fails(&self, cookie: u64, failure: Failure) {
         let mut requests = self.requests.borrow_mut();
         let Some(op) = requests.part(cookie).map(|part| part.op) else { return };
@@ -358,7 +362,7 @@ impl Link {
         Ok(())
     }
 
-    /// Takes the buffer of a read, and returns where in it `at` on the device is.
+    /// Takes the buffer of a read, and returns the position in it of offset `at` of the device.
     fn destination(&self, op: OpId, at: u64) -> Option<(IoBuf, usize)> {
         let mut requests = self.requests.borrow_mut();
         let start = at.checked_sub(requests.op(op)?.offset)? as usize;

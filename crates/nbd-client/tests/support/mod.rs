@@ -62,7 +62,7 @@ impl Wire {
         Some(bytes)
     }
 
-    /// Sends; a client that has gone is no failure.
+    /// Sends bytes; does not fail if the client has disconnected.
     pub(crate) fn send(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
@@ -112,7 +112,7 @@ impl Wire {
         }
     }
 
-    /// Waits for a request; `None`: the client has gone.
+    /// Waits for a request; `None` if the client has disconnected.
     pub(crate) fn request(&mut self) -> Option<(Header, Vec<u8>)> {
         let bytes = self.bytes(RequestHeader::SIZE)?;
         let (header, _) = Header::read(&bytes, Headers::Simple).expect("the magic number")?;
@@ -138,7 +138,7 @@ impl Wire {
         self.send(&[header.as_bytes(), content].concat());
     }
 
-    /// Answers requests like a server in order, with `byte` as the content, until the client goes.
+    /// Answers requests in order, with `byte` as the content, until the client disconnects.
     pub(crate) fn serve(&mut self, byte: u8) {
         while let Some((header, _)) = self.request() {
             if header.command == command::DISC {
@@ -153,7 +153,7 @@ impl Wire {
     }
 }
 
-/// A server whose connections follow scripts, one after the other, side by side.
+/// A server with one script for each connection, in order. Connections run concurrently.
 pub(crate) struct Server {
     pub(crate) path: PathBuf,
     _folder: tempfile::TempDir,
@@ -166,7 +166,7 @@ pub(crate) fn script(run: impl FnOnce(&mut Wire) + Send + 'static) -> Script {
     Box::new(run)
 }
 
-/// A script that agrees on an export first.
+/// A script that negotiates an export first.
 pub(crate) fn agreed(offer: Offer, run: impl FnOnce(&mut Wire) + Send + 'static) -> Script {
     script(move |wire| {
         if wire.agree(&offer).is_some() {
@@ -226,7 +226,7 @@ impl OnLane {
         OnLane(lane.expect("a lane"))
     }
 
-    /// Runs a job with a new queue to the device, which is dropped at its end.
+    /// Runs a job with a new queue to the device; drops the queue at its end.
     pub(crate) fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
         device: &Arc<dyn Device>,
@@ -257,7 +257,7 @@ impl OnLane {
 
 /// Reads `len` bytes.
 pub(crate) async fn read(queue: &Queue, offset: u64, len: usize) -> Result<Vec<u8>, DeviceError> {
-    // Memory that was used before must not show.
+    // Fill the buffer, so that bytes that the read does not set are noticed.
     let mut buf = IoBuf::zeroed(len);
     buf.fill(0xee);
     queue.read(offset, buf).await.map(|buf| buf.to_vec())

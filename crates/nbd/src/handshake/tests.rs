@@ -195,7 +195,7 @@ fn flush_is_offered_to_an_outliving_device_with_a_write_cache() {
     assert_eq!(cached.start().session.device, Some(known));
     let flags = transmission_flags(&cached.start().session);
     assert_eq!(flags & (SEND_FLUSH | SEND_FUA), SEND_FLUSH | SEND_FUA);
-    // Only the kernel of this machine has such devices.
+    // Only the kernel of this machine has devices that outlive the daemon.
     let far = [option(option::OUTLIVING, &[0; 9]), go.clone()];
     let far = run_with(Security::Plain, &fixed(&far), 64);
     assert_eq!((far.kinds()[0], far.start().session.device), (kind::ERR_UNSUP, None));
@@ -274,7 +274,7 @@ fn extended_headers_take_precedence() {
         assert_eq!(outcome.kinds()[..answers.len()], answers);
         assert_eq!(outcome.start().session.headers, headers);
     }
-    // Contexts need no structured replies then.
+    // Metadata contexts need no structured replies if extended headers were negotiated.
     let with_context = outcome(&[extended.clone(), set, begin]);
     assert!(with_context.start().session.contexts.allocation);
     let flags = transmission_flags(&with_context.start().session);

@@ -1,4 +1,4 @@
-//! A client's handshake, up to its place among those that have an export open.
+//! A client's handshake, until the client is counted among those that have an export open.
 
 use forebay_device::IoBuf;
 
@@ -9,7 +9,7 @@ use crate::limits::Place;
 use crate::listener::{Listener, is_remote, widen};
 use crate::sessions::{InSession, Peer};
 
-/// Takes a place for a client that has chosen an export, unless that takes no clients any more.
+/// Takes a place for a client that has chosen an export, unless the export accepts no more clients.
 fn enter(
     client: &Client,
     shared: &ServerState,
@@ -44,8 +44,7 @@ pub(super) async fn agree(
         let (consumed, progress) = handshake.advance(inbox.unused(), &open, &mut replies);
         inbox.consume(consumed);
         if let HandshakeStep::Start(start) = &progress {
-            // The client holds the target from now on, so `dismiss` must be able to find it by its
-            // export.
+            // The client now holds the target, so `dismiss` must find it by its export.
             client.phase.replace(ClientPhase::Agreed(start.export.clone()));
             entered = Some(enter(client, shared, &start.export, listener)?);
         }
@@ -63,7 +62,7 @@ pub(super) async fn agree(
             }
             HandshakeStep::Send => {}
             HandshakeStep::StartTls => {
-                // Bytes that the client sent before TLS are not parsed as plaintext.
+                // Bytes that arrived before TLS started must not be parsed as plaintext.
                 let config = listener.tls()?.config(shared.lane.now()).await;
                 let work = shared.count.tls_work();
                 let decrypt = async |records| work.decrypt(records).await;

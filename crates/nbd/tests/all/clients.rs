@@ -99,7 +99,7 @@ fn allocation_is_told_to_those_who_asked_for_it() {
     assert_eq!(all, Ok(vec![(3 << 20, 3), (1 << 20, 0), (60 << 20, 3)]));
     let one = status(&mut client, command_flag::REQ_ONE, 512, 8 << 20);
     assert_eq!(one, Ok(vec![((3 << 20) - 512, 3)]));
-    // Zeroes may become a hole, unless the client says that they must not.
+    // Zeroes may become a hole unless the client forbids it.
     for (flags, expected) in [(command_flag::NO_HOLE, 0), (0, 3)] {
         client.ask(command::WRITE_ZEROES, flags, 8 << 20, 2 << 20, &[]).expect("zeroed");
         assert_eq!(status(&mut client, 0, 8 << 20, 2 << 20), Ok(vec![(2 << 20, expected)]));
@@ -167,7 +167,7 @@ fn a_client_that_begins_to_ask_for_much_is_answered() {
         let mut client = server.open(export, Headers::Structured);
         let data = pattern(1, 128 << 10);
         client.write(0, &data).expect("written");
-        // The read finds a reply in the small buffer that it does not fit into.
+        // The small buffer already has a reply, so the read does not fit.
         let (_, write) = client.encode(command::WRITE, 0, 0, 4096);
         let (_, read) = client.encode(command::READ, 0, 0, 64 << 10);
         let both = [&write[..], &data[..4096], &read].concat();
@@ -215,7 +215,7 @@ fn stop_answers_what_is_in_flight_and_takes_nothing_more() {
     let mut other = server.open("memory", Headers::Structured);
     server.on_lane(|state| state.later.hold());
     let cookie = client.send(command::WRITE, 0, 0, 4096, &[7; 4096]);
-    // The beginning of another write, whose end will not be waited for.
+    // The beginning of another write; the server will not wait for its end.
     let (_, header) = client.encode(command::WRITE, 0, 0, 1 << 20);
     std::io::Write::write_all(&mut client.stream, &header).expect("sent");
     server.wait_until(|state| state.later.waiting() == 1);

@@ -1,4 +1,5 @@
-//! Rude clients: none of them may disturb another one, take memory or stay for ever.
+//! Clients that break the protocol: none of them may disturb another client, take memory or stay
+//! for ever.
 #![allow(clippy::disallowed_methods, reason = "a client that waits for a full socket sleeps")]
 
 use std::io::{ErrorKind, Read, Write};
@@ -26,7 +27,7 @@ fn impossible_requests_are_refused_and_the_stream_goes_on() {
     let mut neighbour = server.open("memory", Headers::Structured);
     for headers in [Headers::Simple, Headers::Structured, Headers::Extended] {
         let mut client = server.open("memory", headers);
-        // Errors that the protocol leaves to the server.
+        // The protocol leaves the choice of these errors to the server.
         let too_large = if headers == Headers::Extended { 75 } else { 22 };
         let end = client.size;
         let max = 32 << 20;
@@ -66,7 +67,7 @@ fn requests_beyond_the_memory_limit_are_refused_at_once() {
     let server = TestServer::start();
     let mut neighbour = server.open("later", Headers::Structured);
     for headers in [Headers::Simple, Headers::Structured, Headers::Extended] {
-        // Its volume claims to need more memory than there is for all requests but reads.
+        // The volume claims to need more memory than there is for all requests except reads.
         let mut client = server.open("holes", headers);
         assert_eq!(client.ask(command::TRIM, 0, 0, DISK, &[]), Err(28));
         assert_eq!(client.ask(command::WRITE_ZEROES, 0, 0, DISK, &[]), Err(28));
@@ -102,7 +103,8 @@ fn bad_magic_ends_the_connection_and_nothing_else() {
 fn clients_that_vanish_free_everything() {
     let server = TestServer::start();
     let mut neighbour = server.open("memory", Headers::Structured);
-    // In the middle of a header, of a small write, of a large one, of a refused one.
+    // Disconnect in the middle of a header, of a small write, of a large write and of a refused
+    // write.
     for len in [0u32, 4096, 1 << 20, 32 << 20, u32::MAX] {
         for part in [0, 10, 27, 28, 100, 3000, 70_000] {
             let mut client = server.open("memory", Headers::Structured);
@@ -112,7 +114,7 @@ fn clients_that_vanish_free_everything() {
         }
     }
     check_neighbour(&mut neighbour);
-    // With requests in flight: these end later, without a client to receive their replies.
+    // Disconnect with requests in flight: they end later, when no client can receive their replies.
     server.on_lane(|state| state.later.hold());
     for polite in [false, true] {
         let mut client = server.open("later", Headers::Structured);
@@ -137,7 +139,7 @@ fn clients_that_vanish_free_everything() {
     server.wait_until_empty();
 }
 
-/// Sends reads without ever looking at a reply, until the server takes no more.
+/// Sends reads without receiving any reply, until the server takes no more.
 fn send_without_reading(client: &mut Client, len: u32) -> usize {
     client.stream.set_nonblocking(true).expect("non-blocking");
     let (mut sent, mut full) = (0, 0);
@@ -271,7 +273,7 @@ fn small_server() -> (TestServer, Arc<MemoryBudget>) {
     (TestServer::start_within(limits, memory.clone()), memory)
 }
 
-/// A client that asks for much, and gets it although others have taken all they could.
+/// Checks that a client gets much memory although others have taken all that they could.
 fn check_large(server: &TestServer, memory: &MemoryBudget) {
     let mut client = server.open("later", Headers::Structured);
     let data = pattern(5, 32 << 20);
@@ -343,8 +345,8 @@ fn requests_keep_their_memory_after_their_client_has_left() {
     check_all_is_given_back(&server, &memory);
 }
 
-/// Connects up to the choice of an export, with the first bytes of the answer. Returns whether the
-/// server went along.
+/// Connects and chooses an export; reads the first bytes of the answer. Returns whether the server
+/// agreed.
 fn chooses(stream: &mut UnixStream, export: &str) -> bool {
     let mut greeting = [0; 18];
     let mut reply = [0; 20];
@@ -386,8 +388,8 @@ fn silent_clients_take_no_place_from_those_who_speak() {
         silent.push(UnixStream::connect(server.path()).expect("connect"));
     }
     check_neighbour(&mut neighbour);
-    // All are of one user, who has a quarter of the places, until the oldest of them has had a
-    // second.
+    // All clients belong to one user, who has a quarter of the places; the oldest gives way after
+    // one second.
     let mut opened = None;
     while opened.is_none() {
         let mut client = UnixStream::connect(server.path()).expect("connect");

@@ -1,4 +1,5 @@
-//! Tests of the server, by its socket. One program, because each takes as long to build.
+//! Tests of the server through its socket. They are one program, because each program takes as long
+//! to build.
 
 mod clients;
 mod hostile;

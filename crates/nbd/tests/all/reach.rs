@@ -74,7 +74,7 @@ impl Daemon {
         Client::handshake(TcpStream::connect(self.tcp).expect("it listens"))
     }
 
-    /// Returns a client that counts as one of the daemon's own: it is of the same process.
+    /// Returns a client that counts as one of the daemon's own, because it is in the same process.
     fn own(&self) -> Client {
         Client::handshake(UnixStream::connect(&self.unix).expect("it listens"))
     }
@@ -97,8 +97,8 @@ fn listed<S: Read + Write>(client: &mut Client<S>) -> Vec<String> {
     replies.into_iter().map(name).collect()
 }
 
-/// Returns the answers to all questions about an export that leave the client in the handshake if
-/// there is none.
+/// Returns the answers to all options about an export that keep the client in the handshake if the
+/// export does not exist.
 fn answers<S: Read + Write>(client: &mut Client<S>, export: &str) -> Vec<Vec<(u32, Vec<u8>)>> {
     let name = [&(export.len() as u32).to_be_bytes(), export.as_bytes()].concat();
     let info = [&name, &[0, 0][..]].concat();
@@ -131,7 +131,7 @@ fn an_export_out_of_reach_looks_like_an_unknown_one() {
         }
         let unknown = answers(&mut client, "z");
         assert!(unknown.iter().all(|replies| replies.len() == 1 && replies[0].0 >> 31 == 1));
-        // The last one is not published; the empty name stands for the first export.
+        // Export `c` is not published; the empty name stands for the first export.
         for export in ["a", "b", "c", ""] {
             assert_eq!(answers(&mut client, export), unknown, "{export}");
         }

@@ -21,7 +21,7 @@ fn holes_are_reported_unless_cached_or_the_origin_hangs() {
     assert_eq!(status(&mut client, command_flag::REQ_ONE, 512, DISK - 512), [(MIB - 512, 3)]);
     assert_eq!(status(&mut client, 0, DISK - 512, 512), [(512, 3)]);
 
-    // More clients than threads look for holes of an origin that does not answer.
+    // More clients than there are threads look for holes of an origin that does not answer.
     ONE_HOLE.hang(true);
     let mut waiting: Vec<_> = (0..20).map(|_| server.open("holes", Headers::Extended)).collect();
     for client in &mut waiting {

@@ -1,4 +1,4 @@
-//! A server on a lane of its own, and a blocking client that can also be rude.
+//! A server on a lane of its own, and a blocking client that can also break the protocol.
 #![allow(dead_code)] // Each test binary uses a part of this.
 
 use std::cell::RefCell;
@@ -26,7 +26,7 @@ use zerocopy::big_endian::{U16, U32, U64};
 
 pub(crate) const DISK: u64 = 64 << 20;
 
-/// Panics on lanes. A lane survives those of its tasks, a test must not.
+/// Number of panics on lanes. A lane survives panics of its tasks; a test must not.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
 const LANE_NAME: &str = "nbd-test-lane";
@@ -51,7 +51,7 @@ pub(crate) struct State {
     pub(crate) server: RefCell<Option<Server>>,
 }
 
-/// A device that is one hole, which it tells unless it hangs.
+/// A device that is one hole, and reports it unless it hangs.
 pub(crate) struct OneHole {
     pub(crate) hangs: Mutex<bool>,
     pub(crate) goes_on: Condvar,
@@ -99,7 +99,7 @@ impl Device for OneHole {
     }
 }
 
-/// A volume on [`OneHole`], of which the second MiB is cached and the third dirty.
+/// A volume on [`OneHole`]; its second MiB is cached, and its third is dirty.
 struct OnOneHole(NullTarget);
 
 impl BlockService for OnOneHole {
@@ -123,7 +123,7 @@ impl BlockService for OnOneHole {
         self.0.write_now(offset, data)
     }
 
-    /// More than there is, except for reads.
+    /// More memory than there is, except for reads.
     fn memory(&self, op: Op, _: u64, len: u64) -> u64 {
         if op == Op::Read { len } else { u64::MAX / 2 }
     }
@@ -137,7 +137,7 @@ impl BlockService for OnOneHole {
     }
 
     fn states(&self, offset: u64, len: u64) -> Option<Vec<StateExtent>> {
-        // As a tier that knows no more than a MiB at a time.
+        // Answers like a tier that knows only one MiB at a time.
         let (mib, rest) = (offset >> 20, (1 << 20) - offset % (1 << 20));
         let (cached, dirty) = (mib == 1 || mib == 2, mib == 2);
         Some(vec![StateExtent { len: len.min(rest), cached, dirty }])
@@ -161,7 +161,7 @@ thread_local! {
     static STATE: RefCell<Option<Rc<State>>> = const { RefCell::new(None) };
 }
 
-/// Exports of which `vanishing` is dismissed as soon as a client has chosen it.
+/// Exports; `vanishing` is dismissed as soon as a client has chosen it.
 struct Vanishing(ExportList, Rc<Lane>);
 
 impl Exports for Vanishing {
@@ -183,9 +183,9 @@ impl Exports for Vanishing {
     }
 }
 
-/// A lane with a server. Exports: `memory` answers at once, `later` does not, both on one disk;
-/// `null` and `read-only` are empty, `holes` is a hole in part; `vanishing` is null, and goes when
-/// it is opened.
+/// A lane with a server. Exports: `memory` answers at once and `later` does not, both on one disk;
+/// `null` and `read-only` are empty; `holes` is partly a hole; `vanishing` is empty, and is
+/// dismissed when it is opened.
 pub(crate) struct TestServer {
     pub(crate) address: ListenAddress,
     pub(crate) count: ConnectionCount,
@@ -279,7 +279,7 @@ impl TestServer {
         }
     }
 
-    /// Starts the server's stop; the lane ends with it.
+    /// Starts the server's stop; the lane ends with the server.
     pub(crate) fn begin_stop(&self) {
         self.on_lane(move |state| {
             let Some(server) = state.server.take() else { return };
@@ -332,7 +332,7 @@ pub(crate) struct Client<S = UnixStream> {
     pub(crate) size: u64,
     pub(crate) flags: u16,
     headers: Headers,
-    /// The command, offset and length of each request that is not answered.
+    /// The command, offset and length of each unanswered request.
     asked: HashMap<u64, (u16, u64, u64)>,
     next_cookie: u64,
 }
@@ -347,7 +347,7 @@ impl<S: Read + Write> Client<S> {
         Client { stream, size: 0, flags: 0, headers: Headers::Simple, asked, next_cookie: 1 }
     }
 
-    /// The same client over another stream.
+    /// Returns the same client over another stream.
     pub(crate) fn over<T>(self, change: impl FnOnce(S) -> T) -> Client<T> {
         let Client { stream, size, flags, headers, asked, next_cookie } = self;
         Client { stream: change(stream), size, flags, headers, asked, next_cookie }
@@ -385,7 +385,7 @@ impl<S: Read + Write> Client<S> {
         self.stream.write_all(&bytes).expect("option");
     }
 
-    /// Replies up to the last one.
+    /// Returns the replies to an option, up to the last one.
     pub(crate) fn option_replies(&mut self, option: u32) -> Vec<(u32, Vec<u8>)> {
         let mut replies = Vec::new();
         loop {
@@ -424,7 +424,7 @@ impl<S: Read + Write> Client<S> {
         self.flags = u16::from_be_bytes(export[10..12].try_into().expect("flags"));
     }
 
-    /// Sends a request and gives its cookie.
+    /// Sends a request and returns its cookie.
     pub(crate) fn send(
         &mut self,
         command: u16,
@@ -472,7 +472,7 @@ impl<S: Read + Write> Client<S> {
         (cookie, header.as_bytes().to_vec())
     }
 
-    /// The next reply, whatever its form.
+    /// Returns the next reply, whatever its form.
     pub(crate) fn reply(&mut self) -> Reply {
         let magic = self.u32();
         if magic == SIMPLE_REPLY_MAGIC {
@@ -524,7 +524,7 @@ impl<S: Read + Write> Client<S> {
         Reply { cookie, error, data }
     }
 
-    /// One request and its reply: the data, or the error.
+    /// Sends one request and returns its reply: the data, or the error.
     pub(crate) fn ask(
         &mut self,
         command: u16,
@@ -547,13 +547,13 @@ impl<S: Read + Write> Client<S> {
         self.ask(command::WRITE, 0, offset, data.len() as u64, data)
     }
 
-    /// Whether the server has closed the connection: nothing comes any more.
+    /// Returns whether the server has closed the connection: nothing more arrives.
     pub(crate) fn is_closed(&mut self) -> bool {
         matches!(self.stream.read(&mut [0; 1]), Ok(0) | Err(_))
     }
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that differ from offset to offset.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);

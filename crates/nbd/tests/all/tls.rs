@@ -21,7 +21,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use crate::support::*;
 
-/// Returns one of the files of an authority and a server, which each run makes anew.
+/// Returns a file of an authority or a server; each run creates them anew.
 fn file(name: &str) -> PathBuf {
     static FOLDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
         let folder = tempfile::tempdir().expect("folder");
@@ -77,7 +77,7 @@ fn files() -> TlsFiles {
     TlsFiles { certificate, key, client_ca: None, client_crl: None }
 }
 
-/// A server at a TCP port that insists on TLS.
+/// A server at a TCP port that requires TLS.
 fn server(client_ca: Option<PathBuf>, memory: Arc<MemoryBudget>) -> TestServer {
     server_of(&TlsFiles { client_ca, ..files() }, memory)
 }
@@ -105,7 +105,7 @@ fn start_tls(
     start_tls_as(None, client, versions)
 }
 
-/// With the certificate of the files `name.pem` and `name.key`, if there is a name.
+/// Starts TLS with the certificate of the files `name.pem` and `name.key`, or without one.
 fn start_tls_as(
     name: Option<&str>,
     mut client: Client<TcpStream>,
@@ -148,7 +148,7 @@ fn every_size_goes_through_tls() {
                 }
                 assert_eq!(client.ask(command::FLUSH, 0, 0, 0, &[]), Ok(vec![]));
                 client.send(command::DISC, 0, 0, 0, &[]);
-                // The end of the session is told, not only that of the connection.
+                // The server ends the TLS session before it closes the connection.
                 assert!(matches!(client.stream.read(&mut [0; 1]), Ok(0)));
             }
         }
@@ -163,7 +163,7 @@ fn pipelined_requests_are_answered_in_both_directions_at_once() {
     let mut cookies = Vec::new();
     for at in 0..200u64 {
         let (cookie, header) = client.encode(command::WRITE, 0, at * 4096, 4096);
-        // Each in a record of its own.
+        // Send header and data in a TLS record each.
         client.stream.write_all(&[header, pattern(at, 4096)].concat()).expect("request");
         cookies.push(cookie);
     }

@@ -104,7 +104,7 @@ proptest! {
     ) {
         let guest = Guest::new(SIZE);
         for (index, (at, len, flags, next)) in (0..).zip(&table) {
-            // Some indirect tables are where there are descriptors.
+            // Some indirect tables overlap the descriptors.
             let at = if flags & INDIRECT != 0 && at % 2 == 0 { BUFFERS } else { *at };
             guest.describe(GUEST, index, (at, *len), *flags, *next);
         }

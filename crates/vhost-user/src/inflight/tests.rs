@@ -79,8 +79,8 @@ enum Step {
 }
 
 proptest! {
-    /// Wherever the daemon is killed: exactly the requests that the guest has not got back are
-    /// found.
+    /// Checks every point at which the daemon can be killed: exactly the requests that were not
+    /// returned to the guest are found.
     #[test]
     fn a_kill_at_any_step_loses_and_repeats_nothing(
         used in any::<u16>(),

@@ -1,4 +1,4 @@
-//! A queue of a guest in memory, against a volume that answers when the test says so.
+//! A queue of a guest in memory, against a volume that answers when the test asks for it.
 
 use std::cell::OnceCell;
 use std::os::fd::AsRawFd;
@@ -18,12 +18,12 @@ use crate::testing::{BUFFERS, BYTES, CLIENT, GUEST, Guest, file};
 use forebay_device::SharedMemory;
 
 const SIZE: u16 = 64;
-/// First guest address of a region that has data of requests alone.
+/// First guest address of a region that holds only data of requests.
 const DATA: u64 = GUEST + (4 << 20);
 const IN: u32 = 0;
 const OUT: u32 = 1;
 
-/// A volume that keeps its requests.
+/// A volume that holds requests back until they are answered.
 #[derive(Default)]
 struct Keeping {
     requests: RefCell<Vec<Request>>,
@@ -105,7 +105,7 @@ impl Bench {
         Self::over(guest, data, record, outlives)
     }
 
-    /// Serves a queue whose former daemon has ended.
+    /// Serves a queue after the former daemon has ended.
     fn resume(guest: Guest, data: OwnedFd, record: OwnedFd) -> Self {
         Self::over(guest, data, record, true)
     }
@@ -144,7 +144,7 @@ impl Bench {
         while self.lane.run_ready() {}
     }
 
-    /// Has the kernel complete the operations that the queue waits for, in steps, until `over`.
+    /// Completes kernel operations that the queue waits for, in steps, until `over` returns true.
     fn wait_until(&self, over: impl Fn() -> bool) {
         while !over() {
             self.ring.wait(Some(Duration::from_millis(10)));
@@ -168,8 +168,8 @@ impl Bench {
         self.run();
     }
 
-    /// Offers the request number `slot` for the first bytes of the volume, and has the queue look
-    /// at it.
+    /// Offers request number `slot` for the first bytes of the volume, and makes the queue look for
+    /// it.
     fn offer(&mut self, slot: u16, kind: u32, len: u32) {
         let (first, place) = (slot * 3, u64::from(slot));
         let (header, status) = (BUFFERS + place * 16, BUFFERS + 4096 + place);
@@ -193,7 +193,7 @@ impl Bench {
         status[0]
     }
 
-    /// Returns the number of requests that the volume has.
+    /// Returns the number of requests that the volume holds.
     fn waiting(&self) -> usize {
         self.volume.requests.borrow().len()
     }
@@ -205,7 +205,7 @@ impl Bench {
         self.run();
     }
 
-    /// Takes all memory for requests, and returns how much that was.
+    /// Takes all memory for requests, and returns the number of bytes.
     fn take_memory(&self) -> u64 {
         let mut taken = 0;
         while self.budget.take_for_request(4096, 0) {
@@ -226,7 +226,7 @@ impl Bench {
         self.run();
     }
 
-    /// Returns what the stop was answered with, if it was.
+    /// Returns the answer to the stop, if there is one.
     fn stopped(&self) -> Option<Option<u16>> {
         *self.base.borrow()
     }

@@ -20,18 +20,18 @@ use crate::chain::Head;
 use crate::request::{BlockRequest, GuestOperation, ID_BYTES, Status};
 use crate::virtqueue::QueueError;
 
-/// Requests that are taken at a time.
+/// Most requests in one batch.
 const BATCH: usize = 16;
 /// Batches after which other tasks of the lane get their turn.
 const BATCHES: usize = 4;
 
-/// Notifications without a request between them after which the next ones wait.
+/// Number of notifications without a request after which further ones are delayed.
 const IDLE_KICKS: u32 = 16;
-/// Time for which they wait. A client can notify at no cost to itself, and each notification wakes
-/// the lane.
+/// Delay of these notifications. A notification costs the client nothing, and each one wakes the
+/// lane.
 const KICK_PAUSE: Duration = Duration::from_millis(10);
-/// Time limit for the last notification of a guest. The kernel has a thread write it, and needs no
-/// longer unless the client lets it block.
+/// Time limit for the last notification of a guest. A kernel thread writes it, and is slower only
+/// if the client makes the write block.
 const CALL_PATIENCE: Duration = Duration::from_millis(200);
 
 /// The next step of the task.
@@ -52,9 +52,10 @@ struct Worker {
     taken: VecDeque<BlockRequest>,
     /// Waits for a notification of the guest.
     kick: Option<RingRun>,
-    /// The kernel does not wait for notifications by itself: wait until there is one first.
+    /// The kernel does not wait for a notification by itself, so the task polls before it reads
+    /// one.
     polls: bool,
-    /// Notifications since the last request that was taken.
+    /// Number of notifications since the last request that was taken.
     idle_kicks: u32,
     /// The end of the pause before the next notification is taken.
     pause: Option<Sleep>,
@@ -64,7 +65,7 @@ struct Worker {
     call_again: bool,
 }
 
-/// Drops the client if the task panics, because no other task would answer it.
+/// Drops the client if the task panics: no other task would answer the client's requests.
 struct Panics(Rc<GuestQueue>);
 
 impl Drop for Panics {
@@ -96,7 +97,7 @@ pub(crate) async fn run(queue: Rc<GuestQueue>, lane: Rc<Lane>) {
         queue.break_with(error);
     }
     if let Some(error) = queue.broken.take() {
-        // A file that was truncated reads as zeroes, which may be the reason for any other error.
+        // A truncated file reads as zeroes, which may be the cause of any other error.
         let error = if queue.is_intact() { error } else { Broken::Truncated(queue.index.0) };
         queue.session.fail(&error);
         worker.taken.clear();
@@ -142,9 +143,9 @@ impl Worker {
         stopping && self.queue.in_flight.get() == 0 && self.taken.is_empty()
     }
 
-    /// Lets the last notification of the guest end. It waits as long as the counter of the eventfd
-    /// is full, which is up to the client: it is given up then, because a full counter has notified
-    /// the guest already.
+    /// Waits for the last notification of the guest. The write blocks while the counter of the
+    /// eventfd is full, which the client controls. It is then abandoned, because a full counter has
+    /// already notified the guest.
     async fn end_call(&mut self) {
         let late = self.lane.sleep(CALL_PATIENCE);
         let ended = poll_fn(|context| {
@@ -152,7 +153,7 @@ impl Worker {
             if self.call.is_none() { Poll::Ready(()) } else { Poll::Pending }
         });
         either(ended, late).await;
-        // Dropping it cancels the write.
+        // Dropping the write cancels it.
         self.call = None;
     }
 
@@ -200,8 +201,8 @@ impl Worker {
     /// Takes the next requests.
     fn take(&mut self) -> Result<(), Broken> {
         let queue = self.queue.clone();
-        // Requests of the time before are in the record already. Not all at once: their lists of
-        // buffers take memory.
+        // Requests from the former daemon are in the record already. They are executed in steps,
+        // because their lists of buffers take memory.
         let again: Vec<Head> = {
             let mut again = queue.again.borrow_mut();
             let some = again.len().min(BATCH);
@@ -263,7 +264,7 @@ impl Worker {
         }
     }
 
-    /// Executes a request, or returns it if there is no memory for it.
+    /// Executes a request. Returns it if there is no memory for it.
     fn execute(&self, request: BlockRequest) -> Result<(), BlockRequest> {
         let queue = &*self.queue;
         let (op, offset, len, no_hole) = match request.kind {
@@ -291,8 +292,8 @@ impl Worker {
         if op == Op::Read && bytes <= SMALL {
             let mut scratch = queue.scratch.borrow_mut();
             let place = scratch.get_mut(..bytes).unwrap_or_default();
-            // Not directly into the guest's memory: the volume verifies what it has read there, and
-            // must not take a change by the guest for a damaged block.
+            // Reads into a buffer of the daemon, not directly into the guest's memory: the volume
+            // verifies the data, and would take a change by the guest for a damaged block.
             if let Some(result) = queue.target.read_now(offset, place) {
                 let data = if result.is_ok() { &*place } else { &[] };
                 return self.answer(request, data, status(result));
@@ -312,7 +313,7 @@ impl Worker {
         }
         let held = queue.target.memory(op, offset, len) + request.bytes();
         if !queue.own.budget.take_for_request(held, queue.held.get()) {
-            // A request that would wait for ever fails.
+            // A request that could never get its memory fails.
             return match queue.own.budget.can_have(held) {
                 true => Err(request),
                 false => self.answer(request, &[], Status::Failed),
@@ -348,8 +349,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Copies the data of a write out of the guest's memory, which may change at any time. `None`:
-    /// the data is not there any more, and the queue ends.
+    /// Copies the data of a write out of the guest's memory, which the guest may change at any
+    /// time. `None`: the memory was truncated, and the queue ends.
     fn copy(&self, request: &BlockRequest, len: usize) -> Option<IoBuf> {
         let (memory, index) = (self.queue.memory.borrow(), self.queue.index.0);
         let mut buf = IoBuf::for_overwrite(len);
@@ -363,7 +364,7 @@ impl Worker {
         None
     }
 
-    /// Publishes answers, and notifies the guest if it asks for that.
+    /// Publishes answers, and notifies the guest if it has asked for that.
     fn publish(&mut self) -> Result<(), Broken> {
         let queue = &self.queue;
         let notify = {
@@ -387,7 +388,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Starts to notify the guest, unless that is under way: then it is done once more later.
+    /// Starts to notify the guest. If a notification is in progress, another one follows it.
     fn start_call(&mut self) {
         if self.call.is_some() || !std::mem::take(&mut self.call_again) {
             return;
@@ -395,15 +396,15 @@ impl Worker {
         let Some(fd) = self.queue.call.borrow().clone() else { return };
         let buf = IoBuf::copy_from(&1_u64.to_ne_bytes());
         let mut run = self.queue.ring.run(RingOp::RaiseEvent { fd, buf });
-        // The first poll starts it. There is no waker yet, so the task polls it again before it
-        // waits.
+        // The first poll starts the write. No waker is registered yet, so the task polls the write
+        // again before it waits.
         let ended = Pin::new(&mut run).poll(&mut Context::from_waker(std::task::Waker::noop()));
         if ended.is_pending() {
             self.call = Some(run);
         }
     }
 
-    /// Waits until there may be something to do.
+    /// Waits until there may be work.
     async fn wait(&mut self, memory: impl Future<Output = ()>) -> Result<(), Broken> {
         let mut memory = pin!(memory);
         poll_fn(|context| {
@@ -473,7 +474,7 @@ impl Worker {
     }
 }
 
-/// Returns a volume's name as the guest reads it.
+/// Returns a volume's name in the form that the guest reads.
 fn name(volume: &str) -> [u8; ID_BYTES] {
     let mut bytes = [0; ID_BYTES];
     for (place, byte) in bytes.iter_mut().zip(volume.bytes()) {

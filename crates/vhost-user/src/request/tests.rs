@@ -4,7 +4,7 @@ use crate::testing::{BUFFERS, CLIENT, GUEST, Guest};
 
 const SIZE: u16 = 8;
 
-/// Parses a request of readable and writable buffers of these lengths, all in a row.
+/// Parses a request of readable and writable buffers of these lengths, which are adjacent.
 fn parse(
     header: &[u8],
     readable: &[u32],

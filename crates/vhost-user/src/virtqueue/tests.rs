@@ -66,7 +66,7 @@ fn flags_ask_for_notifications() {
 }
 
 proptest! {
-    /// A driver that asked for a notification gets one for the next entry.
+    /// Checks that a driver that asked for a notification gets one for the next entry.
     #[test]
     fn no_notification_by_index_is_missed(
         start in any::<u16>(),
@@ -78,7 +78,7 @@ proptest! {
         let mut queue = guest.queue(true);
         let (mut free, mut busy): (Vec<u16>, Vec<Head>) = ((0..SIZE).collect(), Vec::new());
         for (offers, answers, asks) in steps {
-            // The device sleeps if there was nothing when it asked.
+            // The device sleeps if nothing was available when it asked.
             while queue.available().expect("valid") > 0 {
                 busy.push(queue.take().expect("offered"));
             }
