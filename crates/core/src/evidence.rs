@@ -1,7 +1,7 @@
 //! A system's evidence of writes to a device: times of a file, counters of the kernel.
 //!
-//! Taken when a volume stops and compared when it starts, it proves that nothing was written to the
-//! origin meanwhile, or that something was; or it leaves doubt, and then content is compared.
+//! Evidence is taken when a volume stops and compared when it starts. It proves that nothing was
+//! written to the origin in between, or that something was. Otherwise the contents are compared.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,12 +27,12 @@ pub struct FileEvidence {
     pub changed: FileTime,
 }
 
-/// The kernel's counters of a block device since it appeared.
+/// The kernel's counters of a block device, which start when the device appears.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CountedEvidence {
     /// Identifies the time since the machine was started.
     pub boot: String,
-    /// Identifies the disks that are counted, since they appeared.
+    /// Identifies the counted disks; differs if one of them was removed and attached again.
     pub disks: u64,
     /// Sectors written to the device itself, and discarded.
     pub own: u64,
@@ -54,8 +54,8 @@ pub enum EvidenceKind {
 pub struct Evidence {
     /// The source.
     pub kind: EvidenceKind,
-    /// Any later write changes it. Otherwise it may prove that something was written, but not that
-    /// nothing was.
+    /// True if every later write changes this evidence. Otherwise the evidence can prove that
+    /// something was written, but not that nothing was.
     pub exact: bool,
 }
 
@@ -64,9 +64,9 @@ pub struct Evidence {
 pub enum Since {
     /// Nothing was written.
     Unwritten,
-    /// Something was written. Why that is known.
+    /// Something was written, for this reason.
     Written(&'static str),
-    /// Something may have been written. Why that is unknown.
+    /// It is unknown whether something was written, for this reason.
     Unknown(&'static str),
 }
 
@@ -89,7 +89,7 @@ fn file_since(was: &FileEvidence, now: &FileEvidence) -> Option<Since> {
     if was.inode != now.inode {
         Some(Since::Unknown("it is another file"))
     } else if now.size > was.size {
-        // Growing a file sets its time of modification too.
+        // Growing a file sets its modification time too.
         Some(Since::Unknown("its file has grown"))
     } else if was.size != now.size || was.modified != now.modified {
         Some(match now.part {
@@ -97,7 +97,8 @@ fn file_since(was: &FileEvidence, now: &FileEvidence) -> Option<Since> {
             false => Since::Written("its file was modified"),
         })
     } else if was.changed != now.changed {
-        // A restore sets the time of modification back; a rename changes this time as well.
+        // A restored backup has its old modification time; a rename changes the change time as
+        // well. So neither is proof of a write.
         Some(Since::Unknown("attributes of its file were changed"))
     } else {
         None
@@ -133,7 +134,7 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// The text is no evidence that this program knows.
+/// The text is not evidence in a format that this program knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownEvidence;
 

@@ -7,8 +7,8 @@ use std::str::FromStr;
 /// Longest path of a unix socket, in bytes.
 const LONGEST_SOCKET: usize = 107;
 
-/// A kind of front end. A new one gets its word in [`FrontEndKind::ALL`] and its bit in the volume
-/// table, which never changes.
+/// A kind of front end. A new kind gets its name in [`FrontEndKind::ALL`], and a bit in the volume
+/// table that never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FrontEndKind {
     /// NBD, at the daemon's addresses.
@@ -24,7 +24,7 @@ pub enum FrontEndKind {
 }
 
 impl FrontEndKind {
-    /// Every kind, in the order in which they are printed.
+    /// Every kind, in the order of output.
     pub const ALL: &'static [FrontEndKind] = &[
         FrontEndKind::Nbd,
         FrontEndKind::Fuse,
@@ -33,12 +33,11 @@ impl FrontEndKind {
         FrontEndKind::NbdKernel,
     ];
 
-    /// Front ends for `auto`, in ascending order of their cost: the first that the host has is
-    /// taken.
+    /// Front ends for `auto`, cheapest first; the first that the host supports is used.
     pub const AUTOMATIC: &'static [FrontEndKind] =
         &[FrontEndKind::Ublk, FrontEndKind::Fuse, FrontEndKind::NbdKernel];
 
-    /// Returns its word.
+    /// Returns the name of the kind.
     pub fn name(self) -> &'static str {
         match self {
             FrontEndKind::Nbd => "nbd",
@@ -66,13 +65,13 @@ impl fmt::Display for FrontEndKind {
     }
 }
 
-/// The front ends of one volume. NBD is always among them: it costs nothing, and its addresses
-/// belong to the daemon.
+/// The front ends of one volume. NBD is always included: it costs nothing, and its addresses belong
+/// to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ExportSet {
     bits: u64,
-    /// The socket of vhost-user, if an operator has named one. It belongs to a host: the volume
-    /// table does not have it.
+    /// Path of the vhost-user socket, if the operator has chosen one. The path depends on the host,
+    /// so the volume table does not have it.
     socket: Option<Box<Path>>,
 }
 
@@ -85,7 +84,7 @@ pub enum ExportSetError {
         /// The word.
         given: String,
     },
-    /// A socket that cannot be one.
+    /// The path of a socket is invalid.
     #[error(
         "'{given}' is no socket for vhost-user; write an absolute path of at most {LONGEST_SOCKET} bytes without commas"
     )]
@@ -102,10 +101,10 @@ impl Default for ExportSet {
 }
 
 impl ExportSet {
-    /// No front end: the exports of a volume that is not served.
+    /// The empty set: the exports of a volume that is not served.
     pub const NONE: ExportSet = ExportSet { bits: 0, socket: None };
 
-    /// Words for lists of operators: those of [`FrontEndKind::ALL`], and `auto`.
+    /// Words for lists of operators: the names of [`FrontEndKind::ALL`], and `auto`.
     pub const WORDS: &'static [&'static str] =
         &["nbd", "fuse", "ublk", "vhost-user", "nbd-kernel", ExportSet::AUTO];
 
@@ -121,7 +120,7 @@ impl ExportSet {
         self
     }
 
-    /// Returns this set with a block device of whichever kind the host has.
+    /// Returns this set with a block device of any kind that the host supports.
     #[must_use]
     pub fn with_auto(mut self) -> Self {
         self.bits |= Self::AUTO_BIT;
@@ -140,13 +139,13 @@ impl ExportSet {
         self.bits & kind.bit() != 0
     }
 
-    /// Returns whether the daemon adds one of [`FrontEndKind::AUTOMATIC`], the first that the host
-    /// has.
+    /// Returns whether the daemon adds the first of [`FrontEndKind::AUTOMATIC`] that the host
+    /// supports.
     pub fn is_auto(&self) -> bool {
         self.bits & Self::AUTO_BIT != 0
     }
 
-    /// Returns the path of the socket of vhost-user, if an operator has named one.
+    /// Returns the path of the vhost-user socket, if the operator has chosen one.
     pub fn socket(&self) -> Option<&Path> {
         self.socket.as_deref()
     }
@@ -161,14 +160,14 @@ impl ExportSet {
         self.bits
     }
 
-    /// Decodes [`ExportSet::to_number`]. Front ends that only a later version knows are left out.
+    /// Decodes [`ExportSet::to_number`]. Omits front ends that only later versions know.
     pub fn from_number(number: u64) -> Self {
         let known = FrontEndKind::ALL.iter().fold(Self::AUTO_BIT, |bits, kind| bits | kind.bit());
         ExportSet { bits: FrontEndKind::Nbd.bit() | number & known, socket: None }
     }
 }
 
-/// Returns whether a text can be the path of a socket, and part of a list.
+/// Returns whether a text is a valid path of a socket and can be part of a list.
 fn is_socket(text: &str) -> bool {
     Path::new(text).is_absolute()
         && text.len() <= LONGEST_SOCKET

@@ -1,8 +1,8 @@
 //! Identifies a device by everything except its content: serial numbers and UUIDs; for a file, its
 //! filesystem, inode number and birth time; for an image of Ceph, its id.
 //!
-//! A part may be unknown at one time and known at another. Two identities differ only in parts that
-//! both of them know.
+//! A part may be known at one time and unknown at another. Two identities differ only in parts that
+//! both contain.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -59,8 +59,9 @@ impl IdentityPart {
         IdentityPart::RbdImage,
     ];
 
-    /// Returns whether the part says where the data is rather than on which device: it changes when
-    /// a file or a partition is moved, or a mapping gets another name, which is in its UUID.
+    /// Returns whether the part describes the location of the data, not the device. Such a part
+    /// changes when a file or a partition is moved, or a mapping (whose UUID contains its name) is
+    /// renamed.
     fn is_place(self) -> bool {
         use IdentityPart::{Birth, DmUuid, Filesystem, Inode, Start};
         matches!(self, DmUuid | Start | Filesystem | Inode | Birth)
@@ -113,8 +114,8 @@ impl From<Identity> for Vec<(u8, String)> {
 pub struct Difference {
     /// Name of the part.
     pub part: &'static str,
-    /// Whether the part says where the data is, and not on which device: then data that is the same
-    /// was moved.
+    /// Whether the part describes the location of the data, not the device: then the same data may
+    /// have been moved.
     pub of_place: bool,
     /// The part's text in the earlier identity.
     pub was: String,
@@ -160,8 +161,8 @@ impl Identity {
         self.0.iter().map(|(code, text)| (*code, text.as_str()))
     }
 
-    /// Returns the first part that both identities know and in which `now` differs: one that says
-    /// which device it is, if there is one.
+    /// Returns the first part that both identities contain and in which `now` differs; prefers
+    /// parts that describe the device over those that describe a location.
     pub fn difference(&self, now: &Identity) -> Option<Difference> {
         let mut differences = self.differences(now);
         let first = differences.next()?;
@@ -184,8 +185,8 @@ impl Identity {
         })
     }
 
-    /// Returns the identity to remember of a device that is in use from now on, and had the
-    /// identity `before`: with the parts of that which are unknown now, unless it is another
+    /// Returns the identity to store for a device that is in use from now on; `before` is its
+    /// former identity. Parts of `before` that are unknown now are kept, unless it is another
     /// device.
     pub fn renew(before: Option<&Identity>, now: Option<Identity>) -> Option<Identity> {
         match (before, now) {

@@ -41,9 +41,9 @@ impl LatencyCounts {
         self.ranges.iter().sum()
     }
 
-    /// Returns the latency in microseconds that this share of the operations, 0 to 1, did not
-    /// exceed; `None` if there were none. The operations of a range are taken to be spread evenly
-    /// on a logarithmic scale; those of the last range count as its lower bound.
+    /// Returns the latency in microseconds that a share `share` (0 to 1) of the operations did not
+    /// exceed; `None` without operations. Operations are assumed to be spread evenly over their
+    /// range on a logarithmic scale; those of the last range count as its lower bound.
     pub fn quantile_us(&self, share: f64) -> Option<f64> {
         let total = self.total();
         let place = (total as f64 * share).ceil().max(1.0);
@@ -59,14 +59,14 @@ impl LatencyCounts {
         None
     }
 
-    /// Returns these operations and others together.
+    /// Returns the sum of these counts and `others`.
     pub fn with(mut self, others: &LatencyCounts) -> LatencyCounts {
         self.ranges.iter_mut().zip(others.ranges).for_each(|(own, other)| *own += other);
         self.sum_nanos = self.sum_nanos.saturating_add(others.sum_nanos);
         self
     }
 
-    /// Returns what was counted since `before`; everything if `before` is not earlier, as after a
+    /// Returns the operations counted since `before`, or all if `before` is not earlier, as after a
     /// restart.
     pub fn since(&self, before: &LatencyCounts) -> LatencyCounts {
         let mut since = *self;

@@ -1,7 +1,7 @@
 //! Forebay's vocabulary as types. No I/O, no clocks of its own, no unsafe code.
 //!
 //! - [`units`]: block numbers, slots, segments and sizes
-//! - [`cancel`]: the error with which long work ends when its command is cancelled
+//! - [`cancel`]: the error with which cancelled work ends
 //! - [`evidence`]: a system's evidence of writes to a device
 //! - [`identity`]: identifies a device by everything except its content
 //! - [`mask`]: valid sectors of a block
@@ -13,7 +13,7 @@
 //! - [`op`]: a client's operations and their errors
 //! - [`sync`]: atomics and locks that loom can replace in tests
 //! - [`text`]: one-line messages for operators
-//! - [`time`]: the clock that all other code is given
+//! - [`time`]: the clock interface that all other code uses
 //! - [`why`]: every reason that is counted
 #![forbid(unsafe_code)]
 

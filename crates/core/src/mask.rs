@@ -38,7 +38,7 @@ impl SectorMask {
     /// Builds a mask from its words, lowest sectors first; bits beyond `sectors` are dropped.
     pub fn from_words(sectors: u32, words: impl IntoIterator<Item = u64>) -> Self {
         if (1..=64).contains(&sectors) {
-            // Called for every entry in a log that is replayed: no loop.
+            // Called for every entry of a replayed log, so the common case of one word has no loop.
             let first = words.into_iter().next().unwrap_or_default();
             return SectorMask { first: first & Self::all(sectors).first, ..Self::all(sectors) };
         }

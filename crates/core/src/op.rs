@@ -13,19 +13,20 @@ pub enum Op {
     Discard,
     /// Make the range read as zeroes.
     WriteZeroes,
-    /// Bring the range into the cache; no data goes to the client.
+    /// Bring the range into the cache; no data is returned to the client.
     Prefetch,
 }
 
-/// The failures that the effect of a request survives, once the request has succeeded.
+/// The failures that the effect of a successful request survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Survives {
-    /// No failure, until a flush: the effect may be only in the memory of the daemon.
+    /// No failure until a flush: the effect may exist only in the daemon's memory.
     #[default]
     Nothing,
-    /// Any end of the daemon: a device has the data, perhaps in a volatile write cache.
+    /// The end of the daemon, by a crash or otherwise: a device has the data, possibly in a
+    /// volatile write cache.
     Daemon,
-    /// A power failure: it is durable, as FUA demands.
+    /// A power failure: the data is durable, as FUA demands.
     PowerLoss,
 }
 
@@ -35,13 +36,13 @@ pub enum IoError {
     /// The range is not inside the volume, or not in whole sectors.
     #[error("the request is not inside the volume")]
     Invalid,
-    /// A write beyond the end of the volume, or an origin without space for it.
+    /// A write beyond the end of the volume, or an origin without free space for it.
     #[error("there is no room for the write")]
     NoSpace,
     /// The data could not be read or written.
     #[error("input/output error")]
     Io,
-    /// A write, and the volume or its origin is read-only.
+    /// A write to a volume or an origin that is read-only.
     #[error("the volume is read-only")]
     ReadOnly,
     /// The volume is stopping.

@@ -1,4 +1,4 @@
-//! Quiet hours: a part of the day, as operators write it.
+//! Quiet hours: a part of the day, in the notation of operators.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! The sizes in which a disk is addressed, and in which it works best.
+//! The sizes in which a disk is addressed and works best.
 
 use crate::units::SECTOR_SIZE;
 
@@ -17,7 +17,7 @@ pub struct Sectors {
 }
 
 impl Sectors {
-    /// The sectors of old disks, and of all that say nothing.
+    /// The sizes of old disks, and of disks that report none.
     pub const SMALL: Sectors = Sectors::of(SECTOR_SIZE as u32);
 
     /// Returns the sizes of a disk about which no more is known than its logical sectors.

@@ -20,9 +20,9 @@ pub use {
     },
 };
 
-/// A fence between a sequentially consistent exchange and the sequentially consistent load that the
-/// thread makes next of all such operations: these two have their order without it, at less cost
-/// than that of a fence. Loom treats both as acquire and release, and needs the fence.
+/// A fence between a sequentially consistent exchange and the thread's next sequentially consistent
+/// load. The C++ memory model orders the two already, so this is no instruction. Loom treats both
+/// as acquire and release, and needs a real fence.
 #[inline]
 pub fn fence_between_seq_cst() {
     #[cfg(feature = "loom")]

@@ -8,8 +8,8 @@ pub fn one_line(text: &str) -> String {
         .join(" ")
 }
 
-/// Returns the complaint of a command-line parser as one line, without the usage block for a
-/// terminal, and refers to `command --help`.
+/// Returns the error message of a command-line parser as one line, without the usage block, and
+/// with a reference to `command --help`.
 pub fn usage_line(rendered: &str, command: &str) -> String {
     let message = rendered.split("\nUsage:").next().unwrap_or(rendered);
     let message = message.split("\nFor more information").next().unwrap_or(message);

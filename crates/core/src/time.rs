@@ -1,11 +1,11 @@
-//! Time values, and the clock that is injected.
+//! Time values, and the interface of clocks.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Nanoseconds since an arbitrary start that is fixed for one clock.
+/// Nanoseconds since a start that is arbitrary, but fixed for one clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Nanos(pub u64);
 

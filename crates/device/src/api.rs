@@ -41,8 +41,8 @@ pub enum DeviceOp {
         /// The data to write.
         data: IoData,
     },
-    /// Writes published bytes of a log buffer and makes them durable by its end, but not
-    /// necessarily other writes.
+    /// Writes published bytes of a log buffer and makes them durable by the end of the operation.
+    /// Makes no promise about other writes.
     DurableWrite {
         /// First byte on the device.
         offset: u64,
@@ -53,16 +53,16 @@ pub enum DeviceOp {
     },
     /// Makes every write that completed before this was started durable.
     Sync,
-    /// Discards a range, which reads as zeroes afterwards, cheaply. Devices that cannot do both
-    /// answer [`DeviceErrorKind::NotSupported`] and leave the data alone. With a length of 0 this
-    /// asks whether they can, and changes nothing.
+    /// Discards a range cheaply; it reads as zeroes afterwards. Devices that cannot do both answer
+    /// [`DeviceErrorKind::NotSupported`] and leave the data alone. With a length of 0 the operation
+    /// only queries this, and changes nothing.
     Discard {
         /// First byte on the device.
         offset: u64,
         /// Length in bytes.
         len: u64,
     },
-    /// Writes zeroes to a range, which stays allocated: no hole is made.
+    /// Writes zeroes to a range, which stays allocated.
     WriteZeroes {
         /// First byte on the device.
         offset: u64,
@@ -95,7 +95,7 @@ impl DeviceOp {
         }
     }
 
-    /// Returns the bytes of the device that it reads or changes; `None` for a sync.
+    /// Returns the bytes of the device that the operation reads or changes; `None` for a sync.
     pub fn range(&self) -> Option<Range<u64>> {
         let (offset, len) = match self {
             DeviceOp::Read { offset, buf } => (*offset, buf.len() as u64),
@@ -109,7 +109,7 @@ impl DeviceOp {
         Some(offset..offset.saturating_add(len))
     }
 
-    /// Returns the buffer that belongs in its [`DeviceDone`].
+    /// Returns the buffer of the operation, for its [`DeviceDone`].
     pub fn into_buf(self) -> Option<IoBuf> {
         match self {
             DeviceOp::Read { buf, .. } | DeviceOp::Write { data: IoData::Owned(buf), .. } => {
@@ -129,13 +129,12 @@ pub struct DeviceDone {
     pub buf: Option<IoBuf>,
 }
 
-/// The kind of an error, as far as it decides the caller's next step.
+/// The kind of an error, as far as it determines the caller's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceErrorKind {
-    /// The medium failed here: other parts of the range, and of the device, may be good.
+    /// The medium failed in this range: other parts of the range and of the device may be readable.
     Io,
-    /// The device serves no range at the moment: it does not answer in time, or no path leads to
-    /// it.
+    /// The device serves no range at the moment: it does not answer in time, or has no path.
     Unreachable,
     /// Out of space under a sparse file.
     NoSpace,
@@ -155,7 +154,7 @@ pub enum DeviceErrorKind {
 pub struct DeviceError {
     /// The kind, to match on.
     pub kind: DeviceErrorKind,
-    /// The device as the operator named it.
+    /// The device, by the name that the operator gave it.
     pub device: Arc<str>,
     /// `read`, `write`, `sync`, `discard`, `write zeroes` or `open`.
     pub what: &'static str,
@@ -166,7 +165,7 @@ pub struct DeviceError {
 }
 
 impl DeviceError {
-    /// Returns whether the same operation on a part of the range may succeed.
+    /// Returns whether the same operation on a smaller part of the range may succeed.
     pub fn is_local(&self) -> bool {
         self.kind == DeviceErrorKind::Io
     }
@@ -183,14 +182,14 @@ pub struct QueueContext {
     /// The lane's ring; absent in simulations and in-process benchmarks.
     #[cfg(target_os = "linux")]
     pub ring: Option<Rc<crate::ring::Ring>>,
-    /// The lane's tasks; absent where there is no ring.
+    /// The lane's tasks; absent without a ring.
     pub tasks: Option<Rc<dyn Tasks>>,
 }
 
 /// A boxed future.
 pub type BoxedTask = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Runs work of a device on the lane, beside the operations that it belongs to.
+/// Runs a device's work on the lane, independent of single operations.
 pub trait Tasks {
     /// Runs a task until it ends or the lane does.
     fn spawn(&self, task: BoxedTask);
@@ -202,15 +201,15 @@ pub trait Tasks {
 /// A run of bytes of a device, see [`Device::extent_at`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceExtent {
-    /// First byte behind it.
+    /// Offset of the first byte behind the extent.
     pub end: u64,
-    /// No data is stored there: the extent reads as zeroes.
+    /// The extent is a hole: no data is stored there, and it reads as zeroes.
     pub hole: bool,
 }
 
 /// A device, shared by all lanes.
 pub trait Device: Send + Sync {
-    /// Returns the device as the operator named it.
+    /// Returns the name that the operator gave to the device.
     fn name(&self) -> &str;
 
     /// Returns the size in bytes.
@@ -232,69 +231,71 @@ pub trait Device: Send + Sync {
         false
     }
 
-    /// Returns the number of bytes left, if it has become smaller than [`Device::size`] since the
-    /// device was opened. Data behind that end is lost, even if the device grows again.
+    /// Returns the size of a device that has become smaller than [`Device::size`] since it was
+    /// opened. Data behind that end is lost, even if the device grows again.
     fn shrunk_to(&self) -> Option<u64> {
         None
     }
 
-    /// Returns how the path under which the device was opened has come apart from it, if it does
-    /// not lead to it any more. Operations are not affected. May wait for a file server, so it must
-    /// not be called on a lane.
+    /// Returns how the path under which the device was opened differs from it, if the path does not
+    /// lead to the device any more. Operations are not affected. May wait for a file server, so it
+    /// must not be called on a lane.
     fn displaced(&self) -> Option<Displaced> {
         None
     }
 
-    /// Returns why nothing may be done with the device any more until it is opened again: another
-    /// machine has taken it over, or may do so. Every operation fails then.
+    /// Returns the reason why the device must not be used until it is opened again: another machine
+    /// has taken it over, or may do so. Every operation fails then.
     fn fenced(&self) -> Option<Arc<str>> {
         None
     }
 
-    /// Returns whether the device was opened for reading only, so that it is never written to.
+    /// Returns whether the device was opened read-only.
     fn for_reading_only(&self) -> bool {
         false
     }
 
-    /// Returns why the device takes no writes at the moment, in a sentence with the way out;
-    /// `None`: no reason is known. It may change at any time, either way. Does not wait for the
+    /// Returns the reason why the device refuses writes at the moment, in a sentence with the
+    /// remedy; `None` if no reason is known. It may change at any time. Does not wait for the
     /// device.
     fn write_protected(&self) -> Option<Arc<str>> {
         None
     }
 
-    /// Returns whether distance costs time, as on a disk whose head has to move. `None`: it is
+    /// Returns whether distance costs time, as on a disk with a moving head. `None` if it is
     /// unknown.
     fn rotational(&self) -> Option<bool> {
         None
     }
 
     /// Returns the identity that distinguishes this device from all others, independent of its
-    /// content and stable across restarts of the machine. `None`: nothing is known, as for RAM.
+    /// content and stable across restarts of the machine. `None` if nothing is known, as for RAM.
     fn identity(&self) -> Option<Identity> {
         None
     }
 
-    /// Returns the system's evidence of writes to the device until now. All writes of this process
-    /// have ended and are synced. `None`: there is no evidence, so only the content can tell.
+    /// Returns the system's evidence of writes to the device so far. The caller has ended and
+    /// synced all writes of this process. `None`: there is no evidence, so the content must be
+    /// compared.
     fn write_evidence(&self) -> Option<Evidence> {
         None
     }
 
-    /// Returns whether [`Device::write_evidence`] may block on a file server. If so, it must not be
+    /// Returns whether [`Device::write_evidence`] may wait for a file server. If so, it must not be
     /// called on a lane.
     fn evidence_may_wait(&self) -> bool {
         false
     }
 
-    /// Returns the volume that has claimed the device last, on this machine or another, as it was
-    /// when the device was opened. `None`: there is none, or the device cannot record it.
+    /// Returns the volume that was the last to claim the device, on this machine or another, as of
+    /// the opening of the device. `None` if no volume has claimed it, or the device cannot record a
+    /// claim.
     fn holder(&self) -> Option<Uuid> {
         None
     }
 
-    /// Records on the device, beside its data and durably, that this volume uses it from now on.
-    /// Without effect on a device that cannot record it. Fails as a write does.
+    /// Records on the device, durably and outside of its data, that this volume uses it from now
+    /// on. Has no effect on a device that cannot record it. Fails like a write.
     fn claim(&self, _volume: Uuid) -> Claiming {
         Claiming::recorded()
     }
@@ -304,21 +305,21 @@ pub trait Device: Send + Sync {
         false
     }
 
-    /// Returns the run of bytes from `offset` on that is a hole, which reads as zeroes, or is none.
-    /// `None`: it is unknown. May wait for the device, so it must not be called on a lane.
+    /// Returns the run of bytes from `offset` on that is a hole, or is data throughout. `None` if
+    /// it is unknown. May wait for the device, so it must not be called on a lane.
     fn extent_at(&self, _offset: u64) -> Option<DeviceExtent> {
         None
     }
 
-    /// Opens the bytes again, for reading through the kernel's page cache: for programs that cannot
-    /// use a [`DeviceQueue`]. `None`: it has no descriptor. May wait for the device, so it must not
-    /// be called on a lane.
+    /// Opens the device again for reading through the kernel's page cache, for programs that cannot
+    /// use a [`DeviceQueue`]. `None` if it has no descriptor. May wait for the device, so it must
+    /// not be called on a lane.
     fn descriptor(&self) -> Option<OwnedFd> {
         None
     }
 
-    /// Makes the kernel read the partition table again, if this is a disk of which it shows
-    /// partitions. May wait for the device, so it must not be called on a lane.
+    /// Makes the kernel read the partition table again, if this is a disk whose partitions it
+    /// shows. May wait for the device, so it must not be called on a lane.
     ///
     /// # Errors
     /// `ResourceBusy` if a partition is in use, or another error of the kernel.
@@ -333,17 +334,17 @@ pub trait Device: Send + Sync {
     fn open_queue(&self, context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError>;
 }
 
-/// A claim that is being recorded, see [`Device::claim`].
+/// A claim in progress, see [`Device::claim`].
 pub struct Claiming {
     /// Resolves when the claim is durable; may never resolve. Dropping it does not cancel the
     /// claim.
     pub recorded: Pin<Box<dyn Future<Output = Result<(), DeviceError>>>>,
-    /// Longest time to wait for that.
+    /// Time limit for waiting for the claim.
     pub limit: Duration,
 }
 
 impl Claiming {
-    /// Returns one that needs no waiting.
+    /// Returns a claim that needs no waiting.
     pub fn recorded() -> Self {
         Claiming { recorded: Box::pin(std::future::ready(Ok(()))), limit: Duration::from_secs(60) }
     }
@@ -400,7 +401,7 @@ impl Queue {
         Queue { inner: queue, under_way: Rc::default(), meter: None }
     }
 
-    /// Makes a meter count the operations of this queue, which belongs to `lane`. Reads that
+    /// Makes `meter` count the operations of this queue, which belongs to `lane`. Reads that
     /// [`Queue::read_now`] answers are not counted.
     #[must_use]
     pub fn metered(mut self, meter: Arc<Meter>, lane: usize, clock: Arc<dyn Clock>) -> Self {
@@ -498,8 +499,7 @@ impl Future for RunningOp {
         if let Poll::Ready(done) = &polled {
             self.id = None;
             self.queue.under_way.end(place);
-            // An operation that the device does not support is not attempted, so it has not failed
-            // either.
+            // An operation that the device does not support is not counted as attempted or failed.
             let refused =
                 matches!(&done.result, Err(error) if error.kind == DeviceErrorKind::NotSupported);
             if let (Some(meter), Some(measured)) =

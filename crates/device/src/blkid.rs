@@ -1,8 +1,8 @@
 //! Marks of other systems on a device, found by libblkid. The library is loaded at run time:
 //! neither building nor running depends on it.
 //!
-//! It is written in C and parses arbitrary content, so only processes whose crash is harmless call
-//! it, see [`marks`].
+//! The library is written in C and parses content that anyone may have written, so only processes
+//! whose crash is harmless call it, see [`marks`].
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
@@ -28,7 +28,7 @@ const SUBLKS_BADCSUM: c_int = 1 << 10;
 const PARTS_FORCE_GPT: c_int = 1 << 1;
 const PARTS_MAGIC: c_int = 1 << 3;
 
-/// A probe: an address that only the library knows the meaning of.
+/// A probe: an opaque address of the library.
 type Probe = *mut c_void;
 
 /// Declares the functions as fields, and finds each by the name of its field.
@@ -69,7 +69,7 @@ functions! {
     blkid_probe_lookup_value(Probe, *const c_char, *mut *const c_char, *mut usize) -> c_int;
 }
 
-/// A probe of a device, with the library that it belongs to.
+/// A probe of a device, and the library to which it belongs.
 struct Probing {
     functions: Functions,
     probe: Probe,
@@ -96,7 +96,7 @@ impl Probing {
         Ok(Probing { functions, probe })
     }
 
-    /// Finds the next mark; `false`: there is none.
+    /// Finds the next mark; returns `false` if there are no more.
     fn next(&self) -> io::Result<bool> {
         // SAFETY: the probe is valid, and its device is open as long as the caller of `marks` lends
         // it.
@@ -153,9 +153,9 @@ fn unsupported(error: libloading::Error) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, error)
 }
 
-/// Returns all marks of other systems on a device or file, at its start and at its end, including
-/// damaged ones: one for each system. Reads only. Call this in a process of its own: a library in C
-/// parses content that anyone may have written.
+/// Returns all marks of other systems on a device or file, at its start and its end, including
+/// damaged ones: one for each system. Only reads. Call this in a separate process, because a C
+/// library parses content that anyone may have written.
 ///
 /// # Errors
 /// `Unsupported` if libblkid is missing, or an error of reading the device.

@@ -1,4 +1,4 @@
-//! Numbers that the kernel knows of a block device.
+//! Numbers that the kernel reports about a block device.
 
 use std::ffi::c_uint;
 use std::os::fd::AsFd;
@@ -12,7 +12,7 @@ const IO_OPT: Opcode = opcode::none(0x12, 121);
 const PHYSICAL: Opcode = opcode::none(0x12, 123);
 const READ_ONLY: Opcode = opcode::none(0x12, 94);
 
-/// Asks for a number; `None`: the kernel does not know it.
+/// Requests a number; `None` if the kernel does not report it.
 fn number<const OPCODE: Opcode>(fd: impl AsFd) -> Option<c_uint> {
     // SAFETY: each opcode that this is called with has the kernel write one `int` or
     // `unsigned int`, and any bytes are one.
@@ -21,8 +21,8 @@ fn number<const OPCODE: Opcode>(fd: impl AsFd) -> Option<c_uint> {
     unsafe { ioctl(fd, request) }.ok()
 }
 
-/// Returns whether the kernel refuses writes to a block device. In doubt it does not, and a write
-/// will show.
+/// Returns whether the kernel refuses writes to a block device; `false` if it is unknown, because a
+/// write will show it.
 pub(crate) fn is_read_only(fd: impl AsFd) -> bool {
     number::<READ_ONLY>(fd).is_some_and(|protected| protected != 0)
 }

@@ -20,10 +20,10 @@ const MIN_SHIFT: u32 = 9;
 /// Base-two logarithm of the largest pooled allocation; larger ones are allocated each time.
 const MAX_SHIFT: u32 = 22;
 const CLASSES: usize = (MAX_SHIFT - MIN_SHIFT + 1) as usize;
-/// Default bytes that one size class of one thread keeps, unless that is too few buffers to be
-/// useful.
+/// Default number of bytes that one size class of one thread keeps, unless that is too few buffers
+/// to be useful.
 const CLASS_BYTES: usize = 4 << 20;
-/// Bytes that all classes of one thread keep by default.
+/// Default number of bytes that all classes of one thread keep.
 const USUAL_BYTES: usize = 64 << 20;
 
 /// Bytes that one size class of one thread may keep.

@@ -1,9 +1,9 @@
 //! Survives the loss of memory that another process shares with this one.
 //!
 //! A process that truncates the file behind a shared mapping makes the next access of every other
-//! process raise SIGBUS. For mappings registered here the signal handler puts private zeroed memory
-//! in the place of the mapping and marks it as damaged; the access is then repeated and succeeds.
-//! Every other SIGBUS goes to the handler that was there before.
+//! process raise SIGBUS. For mappings registered here, the signal handler replaces the mapping with
+//! private zeroed memory and marks it as damaged; the access is then repeated and succeeds. Every
+//! other SIGBUS goes to the previously installed handler.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -26,12 +26,13 @@ struct MappingEntry {
     start: AtomicUsize,
     len: AtomicUsize,
     damaged: AtomicBool,
-    /// Counts its changes: odd while `start` and `len` do not belong together.
+    /// Number of changes of the entry: odd while `start` and `len` do not belong together.
     changes: AtomicUsize,
 }
 
 impl MappingEntry {
-    /// Returns the first byte and the length; `None`: there is no mapping, or it is being changed.
+    /// Returns the first byte and the length of the mapping; `None` if the entry is free or being
+    /// changed.
     fn mapping(&self) -> Option<(usize, usize)> {
         self.mapping_after(|| ())
     }
@@ -55,13 +56,13 @@ impl MappingEntry {
         });
     }
 
-    /// Releases the entry for another owner, which changes it only after this.
+    /// Releases the entry. Another owner changes it only after this.
     fn free(&self) {
         self.change(|| self.start.store(RESERVED, Ordering::Relaxed));
         self.start.store(0, Ordering::Release);
     }
 
-    /// Changes it, for readers at once.
+    /// Changes the entry atomically for readers.
     fn change(&self, change: impl FnOnce()) {
         self.changes.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -79,7 +80,7 @@ static ENTRIES: [MappingEntry; MOST] = [const {
     }
 }; MOST];
 
-/// The handler that was installed before ours.
+/// The previously installed handler.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A registered mapping; dropping this ends the registration.
@@ -90,7 +91,7 @@ impl Guarded {
     /// Registers a mapping of whole pages.
     ///
     /// # Errors
-    /// There are too many of them, or the handler cannot be installed.
+    /// The table is full, or the handler cannot be installed.
     pub(crate) fn new(start: NonNull<u8>, len: usize) -> io::Result<Self> {
         install()?;
         for (index, entry) in ENTRIES.iter().enumerate() {
@@ -130,7 +131,7 @@ fn install() -> io::Result<()> {
         if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) } != 0 {
             return Err(io::Error::last_os_error().raw_os_error().unwrap_or(0));
         }
-        // Before the handler can run: it must not wait for this.
+        // Set this before the handler can run, because the handler must not wait for it.
         let _ = PREVIOUS.set(before);
         // SAFETY: as above.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -147,7 +148,7 @@ fn install() -> io::Result<()> {
     installed.map_err(io::Error::from_raw_os_error)
 }
 
-/// Returns the mapping around `address`, with its first byte and length. One that a thread is
+/// Returns the mapping around `address`, with its first byte and length. A mapping that a thread is
 /// accessing is registered all the time, and overlaps no other.
 fn find(address: usize) -> Option<(&'static MappingEntry, usize, usize)> {
     ENTRIES.iter().find_map(|entry| {
@@ -156,7 +157,7 @@ fn find(address: usize) -> Option<(&'static MappingEntry, usize, usize)> {
     })
 }
 
-/// Replaces the mapping around `address`. `false`: there is none.
+/// Replaces the mapping around `address`. Returns `false` if there is none.
 fn replace(address: usize) -> bool {
     if let Some((entry, start, len)) = find(address) {
         entry.damaged.store(true, Ordering::Release);

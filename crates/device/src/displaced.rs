@@ -9,20 +9,20 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Stat, fstat, stat};
 use rustix::io::Errno;
 
-/// The way in which a path and an open device came apart.
+/// How a path and an open device differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DisplacedKind {
     /// The content is lost once the device is closed: a removed file, or a disk without a
     /// connection.
     Removed,
-    /// Another file or device has the path; the content is lost once this one is closed.
+    /// The path leads to another file or device; the content is lost once this one is closed.
     Replaced,
-    /// The content has another path, or none that can be looked up now.
+    /// The content has another path, or a path that cannot be looked up now.
     Moved,
 }
 
 impl DisplacedKind {
-    /// Returns its name, as in reports.
+    /// Returns the name of the kind in reports.
     pub fn name(self) -> &'static str {
         match self {
             DisplacedKind::Removed => "removed",
@@ -32,10 +32,10 @@ impl DisplacedKind {
     }
 }
 
-/// A device to which its path does not lead any more.
+/// A device to which its path no longer leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Displaced {
-    /// The way in which they came apart.
+    /// How path and device differ.
     pub kind: DisplacedKind,
     /// The rest of a sentence about the path: `was removed`.
     pub what: String,
@@ -50,12 +50,13 @@ pub(crate) struct OpenedPath {
     block: Option<BlockMarks>,
 }
 
-/// Distinguishes a block device from others that have had its number.
+/// Distinguishes a block device from earlier devices with the same number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct BlockMarks {
-    /// Sequence number of the block device, which the kernel assigns once.
+    /// Sequence number of the block device, which the kernel never reuses.
     sequence: Option<u64>,
-    /// The kernel lists it. Not so in a container without `/sys`, and of a disk that was unplugged.
+    /// Whether the kernel lists the device. It does not in a container without `/sys`, or after the
+    /// disk was unplugged.
     is_listed: bool,
     /// The file behind a loop device has no path any more.
     lacks_file: bool,
@@ -64,7 +65,7 @@ struct BlockMarks {
 impl BlockMarks {
     fn read(fd: &OwnedFd, number: u64) -> Self {
         let own = forebay_host::sysfs::of_number(number);
-        // That of a partition is a directory of its disk.
+        // The directory of a partition is inside that of its disk.
         let file = ["loop/backing_file", "../loop/backing_file"]
             .into_iter()
             .find_map(|name| fs::read_to_string(own.join(name)).ok());
@@ -86,12 +87,11 @@ fn disk_sequence(fd: &OwnedFd) -> Option<u64> {
     unsafe { rustix::ioctl::ioctl(fd, getter) }.ok()
 }
 
-/// Names that filesystems in user space and on servers give to a file that was removed while it is
-/// open.
+/// Names that filesystems in user space and on servers give to an open file that was removed.
 const HIDDEN: [&str; 2] = [".nfs", ".fuse_hidden"];
 
 impl OpenedPath {
-    /// Notes the path of a device that was just opened.
+    /// Records the path of a device that was just opened.
     pub(crate) fn new(path: &Path, fd: &OwnedFd) -> Self {
         let block = fstat(fd).ok().filter(is_block);
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -118,7 +118,7 @@ impl OpenedPath {
         }
         let found = stat(&self.path);
         if found.as_ref().is_ok_and(|found| is_same(&own, found)) {
-            // A file that is mounted by itself keeps its path when it is removed.
+            // A mounted file keeps its path when it is removed.
             return match !is_block(&own) && own.st_nlink == 0 {
                 true => displaced(DisplacedKind::Removed, "was removed".to_owned()),
                 false => None,
@@ -163,7 +163,7 @@ fn is_same(one: &Stat, other: &Stat) -> bool {
     }
 }
 
-/// Returns how a block device came apart from the one that was opened.
+/// Returns how a block device differs from the one that was opened.
 fn changed(before: &BlockMarks, now: &BlockMarks) -> Option<(DisplacedKind, &'static str)> {
     if before.is_listed && !now.is_listed {
         Some((DisplacedKind::Removed, "was disconnected"))

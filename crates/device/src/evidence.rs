@@ -1,6 +1,6 @@
 //! The system's evidence of writes to a file or block device: see [`forebay_core::evidence`].
 //!
-//! Nothing here reads the content or waits for the device; reading may wait for a file server.
+//! Nothing here reads the content or waits for the device, but it may wait for a file server.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,11 +26,12 @@ const EXACT: [u64; 6] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1
 /// Types of other filesystems without a server: tmpfs, overlayfs, FAT, exFAT, NTFS.
 const LOCAL_TOO: [u64; 5] = [0x0102_1994, 0x794c_7630, 0x4d44, 0x2011_bab0, 0x7366_746e];
 
-/// Parts of a path in sysfs that only disks have which are attached to this machine alone. Disks
-/// of a SAN, and those that a hypervisor provides, may be written to by others.
+/// Parts of sysfs paths that occur only for disks attached to this machine alone. Disks of a SAN,
+/// or of a hypervisor, may be written to by others.
 const LOCAL: [&str; 3] = ["/ata", "/usb", "/mmc_host/"];
 
-/// Devices below a device that are followed, for example from LVM over RAID to a partition.
+/// Maximum depth of the devices below a device that are followed, for example from LVM over RAID to
+/// a partition.
 const DEPTH: usize = 8;
 
 /// Fields of a device's `stat` file: sectors written, and sectors discarded.
@@ -47,10 +48,11 @@ pub(crate) fn evidence(fd: impl AsFd) -> Option<Evidence> {
     let own = sysfs::directory(stat.st_rdev)?;
     let disk = sysfs::disk_of(&own);
     if let Some(file) = sysfs::backing_file(disk) {
-        // The device counts anew each time it is attached; the file knows of all writes.
+        // The device's counters restart each time it is attached; the file's times cover all
+        // writes.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::open(file, flags, Mode::empty()).ok()?;
-        // Another file may have the path now.
+        // The path may lead to another file by now.
         let found = rustix::fs::fstat(&file).ok()?;
         if loop_device::backing(fd).ok()? != (found.st_dev, found.st_ino) {
             return None;
@@ -63,8 +65,8 @@ pub(crate) fn evidence(fd: impl AsFd) -> Option<Evidence> {
     counted(&own, boot)
 }
 
-/// Returns whether a file is on another filesystem than a local one, where it takes an answer of a
-/// server to learn more. May wait for that.
+/// Returns whether a file is on a filesystem that is not local, so that facts about it may need an
+/// answer of a server. May wait for that server.
 pub(crate) fn is_on_server(fd: impl AsFd) -> bool {
     let is_file =
         |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -81,7 +83,7 @@ pub(crate) fn is_loop(fd: impl AsFd) -> bool {
             .is_some_and(|own| sysfs::disk_of(&own).join("loop").exists())
 }
 
-/// Returns the evidence of a file's times. `part`: the device is only a part of the file.
+/// Returns the evidence from a file's times. `part`: the device is only a part of the file.
 fn of_file(fd: BorrowedFd<'_>, part: bool) -> Option<Evidence> {
     let wanted = StatxFlags::INO | StatxFlags::SIZE | StatxFlags::MTIME | StatxFlags::CTIME;
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, wanted).ok()?;
@@ -116,7 +118,7 @@ fn counted(own: &Path, boot: String) -> Option<Evidence> {
     collect(sysfs::disk_of(own), DEPTH, &mut disks)?;
     let (mut exact, mut all, mut hasher) = (true, 0_u64, DefaultHasher::new());
     for disk in &disks {
-        // Numbers all disks that appear; unknown before Linux 5.15.
+        // A number that the kernel gives to each disk and never reuses; unknown before Linux 5.15.
         let sequence = text(disk.join("diskseq"));
         exact &= sequence.is_some() && counts(disk) && is_local(disk);
         (disk, sequence).hash(&mut hasher);
@@ -131,7 +133,7 @@ fn counted(own: &Path, boot: String) -> Option<Evidence> {
     Some(Evidence { kind, exact })
 }
 
-/// Adds a disk and those below it. `None`: they cannot be told.
+/// Adds a disk and those below it. `None` if they cannot be determined.
 fn collect(disk: &Path, depth: usize, disks: &mut BTreeSet<PathBuf>) -> Option<()> {
     let below = fs::read_dir(disk.join("slaves")).into_iter().flatten();
     for entry in below {
@@ -147,7 +149,7 @@ fn counts(disk: &Path) -> bool {
     text(disk.join("queue/iostats")).is_some_and(|text| text != "0")
 }
 
-/// Returns whether only this machine can write to a disk, or it consists of others.
+/// Returns whether only this machine can write to a disk, or the disk consists of others.
 fn is_local(disk: &Path) -> bool {
     let path = disk.to_string_lossy();
     let pcie = text(disk.join("device/transport")).is_some_and(|text| text == "pcie");
@@ -155,7 +157,7 @@ fn is_local(disk: &Path) -> bool {
     pcie || has_parts || LOCAL.iter().any(|part| path.contains(part))
 }
 
-/// Returns the sectors that were written to a device or discarded on it, and have arrived.
+/// Returns the number of sectors that were written or discarded on a device by completed requests.
 fn changed_sectors(device: &Path) -> Option<u64> {
     let stat = text(device.join("stat"))?;
     let fields: Vec<u64> = stat.split_whitespace().map_while(|field| field.parse().ok()).collect();
@@ -214,8 +216,8 @@ mod tests {
         );
     }
 
-    /// A disk `sda` with a partition, and a device mapper's `dm-0` on that, with these sectors
-    /// written.
+    /// Disk `sda` with a partition, and `dm-0` of the device mapper on that partition, with these
+    /// numbers of written sectors.
     fn disks(folder: &Path, [disk, partition, mapped]: [u64; 3]) {
         let stat = |sectors: u64| format!("9 9 9 9 9 9 {sectors} 9 9 9 9 9 9 5 9 7 7\n");
         for (name, content) in [
@@ -256,7 +258,7 @@ mod tests {
         assert!(matches!(since("ata1/sda/sda1", [71, 60, 50]), Since::Unknown(_)));
         assert!(matches!(since("virtual/dm-0", [71, 61, 51]), Since::Written(_)));
         assert!(matches!(since("virtual/dm-0", [71, 61, 50]), Since::Unknown(_)));
-        // A disk that does not count proves nothing, and neither does one that others may write to.
+        // A disk without counters proves nothing, and neither does one that others may write to.
         let was = look("ata1/sda", [70, 60, 50]);
         fs::write(folder.join("ata1/sda/queue/iostats"), "0\n").expect("written");
         let now = counted(&folder.join("ata1/sda"), "boot".into()).expect("known");

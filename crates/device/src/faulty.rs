@@ -3,7 +3,7 @@
 //!
 //! The file and its rules are described in `docs/testing.md`, "Faulty devices".
 //!
-//! - [`rules`]: the content of the file, and which rule applies
+//! - [`rules`]: the content of the file, and the rule that applies to an operation
 //! - [`control`]: the file of an open device
 //! - [`held`]: the content of a volatile write cache
 //! - [`queue`]: the operations of one lane
@@ -47,8 +47,8 @@ struct Shared {
 }
 
 impl FaultyDevice {
-    /// Wraps `inner` with the faults of the file `control`. The name is that of `inner` after
-    /// `faulty:`.
+    /// Wraps `inner` with the faults of the file `control`. The name is `faulty:` and the name of
+    /// `inner`.
     pub(crate) fn wrap(inner: Arc<dyn Device>, control: &Path) -> Arc<dyn Device> {
         let name = format!("faulty:{}", inner.name()).into();
         let (size, logical_block) = (inner.size(), inner.logical_block());
@@ -63,7 +63,7 @@ impl FaultyDevice {
     /// Checks whether the device is present, for programs that probe for it.
     ///
     /// # Errors
-    /// `NotFound` when it is gone, `Io` when the control file is invalid.
+    /// `NotFound` if it is absent, `Io` if the control file is invalid.
     pub(crate) fn is_there(name: &str, control: &Path) -> Result<(), OpenError> {
         match ControlFile::read(control) {
             Ok(rules) if rules.gone => {

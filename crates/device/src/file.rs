@@ -47,22 +47,21 @@ struct OpenFile {
     sectors: Sectors,
     writes_durably: bool,
     rotational: Option<bool>,
-    /// Read when it was opened: a file server may not answer later, and it does not change.
+    /// Identity as of the opening: it does not change, and a file server may not answer later.
     identity: Option<Identity>,
     /// A file server may not answer.
     on_server: bool,
     is_loop: bool,
-    /// The smallest size that a regular file was seen with; `None` for a block device, where the
-    /// kernel fails operations behind the end.
+    /// The smallest known size of a regular file; `None` for a block device, where the kernel fails
+    /// operations behind the end.
     least: Option<AtomicU64>,
 }
 
 impl OpenFile {
-    /// Returns the bytes of the device, without those that a regular file has lost since it was
-    /// opened.
+    /// Returns the size of the device; for a regular file, the smallest size since it was opened.
     fn left(&self) -> u64 {
         let Some(least) = &self.least else { return self.shape.size };
-        // From the kernel's cache, so that a lane does not wait for a file server.
+        // Uses the kernel's cache, so that a lane does not wait for a file server.
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         match rustix::fs::statx(&self.fd, c"", flags, StatxFlags::SIZE) {
             Ok(stat) => least.fetch_min(stat.stx_size, Ordering::Relaxed).min(stat.stx_size),
@@ -75,7 +74,7 @@ impl OpenFile {
     fn check_left(&self, op: &DeviceOp) -> Result<(), DeviceError> {
         let Some(least) = &self.least else { return Ok(()) };
         let (offset, end, left) = match op {
-            // A read behind the end is short, if the shrinking is not known yet.
+            // A read behind the end is short if the shrinking is not known yet.
             DeviceOp::Read { offset, buf } => {
                 (*offset, offset + buf.len() as u64, least.load(Ordering::Relaxed))
             }
@@ -101,8 +100,8 @@ fn is_regular(fd: &OwnedFd) -> bool {
     stat.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
 }
 
-/// Returns whether `fd` is a block device that makes single writes durable by itself: it has forced
-/// unit access, or no volatile cache.
+/// Returns whether `fd` is a block device that can make single writes durable: it has forced unit
+/// access, or no volatile cache.
 fn writes_durably(fd: &OwnedFd) -> bool {
     let Ok(stat) = rustix::fs::fstat(fd) else { return false };
     if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
@@ -217,12 +216,12 @@ impl Device for FileDevice {
     }
 
     fn extent_at(&self, offset: u64) -> Option<DeviceExtent> {
-        // Bytes that a file has lost are no hole.
+        // The missing end of a file that has shrunk is not a hole.
         self.knows_holes().then(|| extent_at(&self.shared.fd, offset, self.shared.left()))?
     }
 
     fn descriptor(&self) -> Option<OwnedFd> {
-        // The path may lead to another file by now; the descriptor does not.
+        // The path may lead to another file by now; the descriptor still leads to this one.
         let own = format!("/proc/self/fd/{}", self.shared.fd.as_raw_fd());
         rustix::fs::open(own, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
     }
@@ -243,15 +242,15 @@ impl Device for FileDevice {
 /// Progress of zeroing a range.
 #[derive(Clone, Copy)]
 enum Zeroing {
-    /// The range operation was requested; if it is not available, zeroes are written.
+    /// The range operation was requested. If the device does not support it, zeroes are written.
     Range,
-    /// Zeroes are being written; the first byte that was not requested yet.
+    /// Zeroes are being written; the value is the first byte that was not requested yet.
     Writing(u64),
 }
 
 /// The step after the ring has finished.
 enum Continuation {
-    /// Return the result to the caller, who expects this many bytes.
+    /// Return the result to the caller, which expects this many bytes.
     End { len: u64 },
     /// Copy the data to the caller's buffer, which direct I/O could not use.
     CopyBack(IoBuf),
@@ -340,7 +339,7 @@ impl FileQueue {
         self.entry(op, what, offset, next)
     }
 
-    /// Hands a write to the ring, as a copy if direct I/O cannot use the memory of the data.
+    /// Passes a write to the ring, as a copy if direct I/O cannot use the memory of the data.
     fn begin_write(&self, what: &'static str, offset: u64, data: IoData, durable: bool) -> FileOp {
         let len = data.len() as u64;
         let (data, next) = match data {
@@ -367,12 +366,13 @@ impl FileQueue {
         FileOp::Running { token: self.ring.start(op), what, offset, next }
     }
 
-    /// Returns whether direct I/O can use this memory. Parts of split buffers may start anywhere.
+    /// Returns whether direct I/O can use this memory. Parts of split buffers may have any
+    /// alignment.
     fn is_aligned(&self, bytes: &[u8]) -> bool {
         !self.shared.direct || bytes.as_ptr().addr().is_multiple_of(self.shared.memory_align)
     }
 
-    /// Returns the next operation of zeroing a range; `None`: it has succeeded or failed.
+    /// Returns the next operation of zeroing a range; `None` once it has succeeded or failed.
     fn zero_next(
         &self,
         result: &io::Result<u32>,
@@ -492,7 +492,7 @@ impl DeviceQueue for FileQueue {
 }
 
 impl Drop for FileQueue {
-    /// The ring may live longer; its results can no longer be collected.
+    /// The ring may outlive the queue, but its results can no longer be collected.
     fn drop(&mut self) {
         for entry in self.ops.get_mut().drain() {
             if let FileOp::Running { token, .. } = entry {
@@ -502,7 +502,7 @@ impl Drop for FileQueue {
     }
 }
 
-/// Returns the kind of an error, on which the caller's next step depends.
+/// Returns the kind of an error, which determines the caller's next step.
 pub(crate) fn kind_of(error: &io::Error) -> DeviceErrorKind {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::DQUOT) => DeviceErrorKind::NoSpace,
@@ -512,7 +512,7 @@ pub(crate) fn kind_of(error: &io::Error) -> DeviceErrorKind {
             DeviceErrorKind::Gone
         }
         Some(Errno::ROFS | Errno::PERM) => DeviceErrorKind::ReadOnly,
-        // The block layer's words for a time-out, a failed transport, a reservation of another
+        // Codes of the block layer for a time-out, a failed transport, and a reservation of another
         // host.
         Some(Errno::TIMEDOUT | Errno::NOLINK | Errno::BADE) => DeviceErrorKind::Unreachable,
         _ => DeviceErrorKind::Io,

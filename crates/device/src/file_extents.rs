@@ -8,12 +8,12 @@ use rustix::ioctl::{Opcode, Updater, ioctl};
 
 /// `FS_IOC_FIEMAP`.
 const FIEMAP: Opcode = 0xc020_660b;
-/// `FIEMAP_FLAG_SYNC`: write the file first, so that all of it has a place.
+/// `FIEMAP_FLAG_SYNC`: write the file to the device first, so that every extent has a location.
 const SYNC: u32 = 1;
 /// `FIEMAP_EXTENT_LAST`.
 const LAST: u32 = 1;
-/// Extents whose bytes are not at this place of the device: unknown or delayed allocation, encoded,
-/// inline, in the tail of another file, or never written.
+/// Flags of extents whose bytes are not at the reported location: unknown or delayed allocation,
+/// encoded, inline, in the tail of another file, or never written.
 const ELSEWHERE: u32 = 0x2 | 0x4 | 0x8 | 0x100 | 0x200 | 0x400 | 0x800;
 /// Extents per query.
 const BATCH: usize = 128;
@@ -42,12 +42,13 @@ struct Map {
     extents: [FiemapExtent; BATCH],
 }
 
-/// Returns the bytes of the device below a file's file system that hold the file, in the order of
-/// the file. They are those of the device only if the file system has one: that of the file's
+/// Returns the ranges of the block device below a file's file system that hold the file, in the
+/// order of the file. They are valid only if the file system has one device, that of the file's
 /// `st_dev`.
 ///
 /// # Errors
-/// The file system does not tell (`EOPNOTSUPP`), or the file cannot be written to the device.
+/// The file system does not report them (`EOPNOTSUPP`), or the file cannot be written to the
+/// device.
 pub fn file_extents(file: impl AsFd) -> io::Result<Vec<Range<u64>>> {
     let (mut places, mut start) = (Vec::new(), 0);
     loop {

@@ -16,10 +16,10 @@ pub use entry::{ENTRY_BYTES, FuseEntry, is_enabled, queues};
 /// `FUSE_DEV_IOC_CLONE`: makes a descriptor serve the connection of another one.
 const CLONE: Opcode = opcode::read::<u32>(229, 0);
 
-/// Opens `/dev/fuse`: a descriptor, in non-blocking mode, that a file system can be mounted with.
+/// Opens `/dev/fuse` in non-blocking mode; a file system can be mounted with the descriptor.
 ///
 /// # Errors
-/// There is no such device, or it may not be used.
+/// The device does not exist, or may not be used.
 pub fn open_connection() -> io::Result<OwnedFd> {
     open(Path::new("/dev/fuse"))
 }
@@ -46,11 +46,11 @@ pub fn clone_connection(connection: impl AsFd) -> io::Result<OwnedFd> {
     Ok(own)
 }
 
-/// Makes the kernel deliver every request again that was taken from a connection and not answered:
-/// its server has ended, and another one continues. Linux 6.9.
+/// Makes the kernel deliver every request again that was taken from a connection and not answered,
+/// because another server continues after the first one has ended. Needs Linux 6.9.
 ///
 /// # Errors
-/// If the kernel does not support it, or the connection has ended.
+/// The kernel does not support it, or the connection has ended.
 pub fn resend(connection: impl AsFd) -> io::Result<()> {
     /// `FUSE_NOTIFY_RESEND`.
     const RESEND: i32 = 7;

@@ -15,14 +15,14 @@ use crate::api::DeviceExtent;
 /// Distance behind the end of a file at which it is queried, in bytes.
 const BEYOND: u64 = 1 << 20;
 
-/// Returns whether `fd`, open for writing, can make holes. In doubt the answer is yes, and the
-/// attempt will show.
+/// Returns whether `fd`, open for writing, can make holes. Returns `true` if it is unknown, because
+/// the attempt will show it.
 pub(crate) fn makes_holes(fd: impl AsFd) -> bool {
     let Ok(stat) = rustix::fs::fstat(&fd) else { return true };
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
         return disk_makes_holes(&sysfs::of_number(stat.st_rdev));
     }
-    // There is nothing to discard behind the end, but the filesystem answers whether it could.
+    // Nothing is stored behind the end, but the filesystem reports whether it could discard there.
     let end = u64::try_from(stat.st_size).unwrap_or(0).saturating_add(BEYOND);
     let place = end.next_multiple_of(BEYOND);
     let what = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -30,8 +30,8 @@ pub(crate) fn makes_holes(fd: impl AsFd) -> bool {
     !matches!(asked, Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
-/// Returns the run of bytes from `offset` on that is a hole of a regular file, or is none; `None`:
-/// it is unknown. Moves the file's position, which nothing else uses.
+/// Returns the run of bytes from `offset` on that is a hole of a regular file, or is data
+/// throughout; `None` if it is unknown. Moves the file's position, which nothing else uses.
 pub(crate) fn extent_at(fd: impl AsFd, offset: u64, size: u64) -> Option<DeviceExtent> {
     if offset >= size {
         return None;
@@ -42,13 +42,14 @@ pub(crate) fn extent_at(fd: impl AsFd, offset: u64, size: u64) -> Option<DeviceE
             Ok(hole) if hole > offset => Some(DeviceExtent { end: hole.min(size), hole: false }),
             _ => None,
         },
-        // There is no data up to the end of the file.
+        // No data follows up to the end of the file.
         Err(Errno::NXIO) => Some(DeviceExtent { end: size, hole: true }),
         Err(_) => None,
     }
 }
 
-/// The kernel makes a hole in a block device only if the device zeroes ranges itself.
+/// Returns whether the kernel can make holes in a block device, which is so only if the device
+/// zeroes ranges itself.
 fn disk_makes_holes(device: &Path) -> bool {
     let Ok(own) = fs::canonicalize(device) else { return true };
     // A partition has no queue of its own.

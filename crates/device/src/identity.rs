@@ -17,7 +17,7 @@ use crate::loop_device;
 /// Type of filesystems in user space, which may renumber their files at any time.
 const FUSE: u64 = 0x6573_5546;
 
-/// Directories in which the system describes its devices.
+/// Directories in which the system describes devices.
 struct Places<'a> {
     /// Directories of block devices, by device number.
     devices: &'a Path,
@@ -80,15 +80,15 @@ fn filesystem_uuid(fd: BorrowedFd<'_>) -> Option<String> {
     known.then(|| uuid.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Returns the parts of the block device with this number, `MAJOR:MINOR`. `is_behind`: whether it
-/// is a loop device on the file with these attributes.
+/// Returns the identity parts of the block device with this number, `MAJOR:MINOR`. `is_behind`
+/// checks whether the device is a loop device on the file with these attributes.
 fn block_parts(
     places: &Places<'_>,
     number: &str,
     is_behind: impl Fn(&Stat) -> bool,
 ) -> Vec<(IdentityPart, String)> {
     let mut parts = Vec::new();
-    // A link to the device's own directory; a partition's is inside that of its disk.
+    // A link to the device's own directory. That of a partition is inside that of its disk.
     let Ok(own) = fs::canonicalize(places.devices.join(number)) else { return parts };
     let disk = sysfs::disk_of(&own);
     let is_partition = disk != own;
@@ -106,8 +106,8 @@ fn block_parts(
         add(IdentityPart::PartitionUuid, uuid.map(|uuid| uuid.to_lowercase()));
         add(IdentityPart::Start, text(own.join("start")));
     }
-    // A loop device is identified by the file behind it. Another file may have its path by now,
-    // here or in the mount namespace where it was attached.
+    // A loop device has the identity of the file behind it. Another file may have the path by now,
+    // here or in the mount namespace in which the file was attached.
     if let Some(file) = sysfs::backing_file(disk) {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         if let Ok(fd) = rustix::fs::open(file, flags, rustix::fs::Mode::empty())
@@ -137,13 +137,14 @@ mod tests {
         fs::write(path, content).expect("file");
     }
 
-    /// Returns the identity on a system with these files below its device directories, where 8:1 is
+    /// Returns the identity on a system whose device directories have these files; 8:1 is
     /// `sda/sda1`.
     fn parts(number: &str, files: &[(&str, &str)]) -> Option<Identity> {
         parts_over(number, files, true)
     }
 
-    /// Like `parts`; `is_behind`: the file at a loop device's path is the one behind it.
+    /// Returns the identity like `parts`; `is_behind`: the file at a loop device's path is the file
+    /// behind it.
     fn parts_over(number: &str, files: &[(&str, &str)], is_behind: bool) -> Option<Identity> {
         let folder = tempfile::tempdir().expect("folder");
         let (devices, manager) = (folder.path().join("devices"), folder.path().join("manager"));
@@ -203,7 +204,7 @@ mod tests {
         assert_eq!(of("b").expect("known"), first);
         write(&at("a"), "one");
         assert!(first.difference(&of("a").expect("known")).is_some());
-        // A loop device over it has the same identity; the file behind it is found by its path.
+        // A loop device on the file has the same identity; the file behind it is found by its path.
         let backing = at("b").display().to_string();
         let files = [("devices/loop0/loop/backing_file", backing.as_str())];
         assert_eq!(parts("7:0", &files).expect("known"), first);

@@ -1,4 +1,4 @@
-//! Descriptors that this process had already when its program began.
+//! Descriptors that were open in this process before its program began.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,13 +13,13 @@ const FIRST: RawFd = 3;
 /// Descriptors that have an owner.
 static OWNED: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
-/// Takes ownership of a descriptor that the previous program of this process has left open, once,
-/// and has it closed by the next `execve`. Must be called before the process opens anything else,
-/// because numbers are used again.
+/// Takes ownership of a descriptor that the previous program of this process has left open. Each
+/// can be taken once, and is closed by the next `execve`. Must be called before the process opens
+/// anything else, because numbers are reused.
 ///
 /// # Errors
-/// `EBADF`: it is not open, is a standard stream, does not come from the previous program, or was
-/// taken before.
+/// `EBADF`: the descriptor is not open, is a standard stream, does not come from the previous
+/// program, or was taken before.
 pub fn inherit(number: RawFd) -> io::Result<OwnedFd> {
     let mut owned = OWNED.lock();
     if number < FIRST || owned.contains(&number) {
@@ -27,7 +27,7 @@ pub fn inherit(number: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: it is only asked for its flags, and the kernel refuses a number that is not open.
     let flags = fcntl_getfd(unsafe { BorrowedFd::borrow_raw(number) })?;
-    // Everything that this program opens is closed by `execve`, so this is not one of those.
+    // `execve` closes everything that this program opens, so this one was opened by this program.
     if flags.contains(FdFlags::CLOEXEC) {
         return Err(Errno::BADF.into());
     }

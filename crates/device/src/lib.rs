@@ -3,7 +3,7 @@
 //!
 //! - [`api`]: devices, their operations, and the results of operations
 //! - [`blkid`]: marks of other systems, through libblkid
-//! - `block_ioctl`: numbers that the kernel has for a block device
+//! - `block_ioctl`: numbers that the kernel reports about a block device
 //! - [`buffer`]: aligned buffers that own their bytes
 //! - `bus_error`: survives the loss of memory that another process shares with this one
 //! - `data`: data to write
@@ -22,7 +22,7 @@
 //! - [`model`]: modelled disks
 //! - [`remote`]: names of devices on other machines: [`nbd_uri`], exports of NBD servers;
 //!   [`rbd_name`], images of Ceph
-//! - [`open`]: opening a path: its type, its other users
+//! - [`open`]: opens a path; checks its type and its other users
 //! - `peer`: the process at the other end of a unix socket
 //! - [`ram`]: a device in RAM
 //! - [`ring`]: one lane's io_uring

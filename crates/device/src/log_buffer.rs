@@ -20,9 +20,10 @@ pub const CLAIM_UNIT: usize = 512;
 /// The RAM image of a segment.
 pub struct LogBuffer {
     pages: Pages,
-    /// One bit per unit, lowest first: it has been claimed.
+    /// One bit per unit, lowest first; set once the unit is claimed.
     claimed: Box<[AtomicU64]>,
-    /// One bit per unit: it is complete and never changes again. Implies the bit in `claimed`.
+    /// One bit per unit; set once the unit is complete and never changes again. Implies the bit in
+    /// `claimed`.
     published: Box<[AtomicU64]>,
 }
 
@@ -207,7 +208,7 @@ mod tests {
 
     #[test]
     fn every_range_of_a_small_bitmap_is_covered_exactly() {
-        // The interpreter is slow; two words and their border suffice for it.
+        // Miri is slow; two words and their border are enough.
         let count = if cfg!(miri) { 68 } else { 140 };
         for start in if cfg!(miri) { 60 } else { 0 }..count {
             for end in start..count {

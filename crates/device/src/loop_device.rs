@@ -100,13 +100,13 @@ impl LoopNumber {
         PathBuf::from(format!("/sys/block/loop{}", self.0))
     }
 
-    /// Returns the sequence number of the device, which changes whenever it gets a file, and is
-    /// given out once. Kernels before 5.15 have none.
+    /// Returns the sequence number of the device, which changes whenever it gets a file and is
+    /// never reused. Kernels before 5.15 have none.
     pub fn sequence(self) -> Option<u64> {
         number(self.sysfs().join("diskseq"))
     }
 
-    /// Returns whether the device has a file, and got it when it got this sequence number.
+    /// Returns whether the device has the file with which it got this sequence number.
     pub fn is(self, sequence: Option<u64>) -> bool {
         self.sequence() == sequence && self.sysfs().join("loop/backing_file").exists()
     }
@@ -119,15 +119,16 @@ pub struct LoopOptions<'a> {
     pub sector: u32,
     /// Refuse writes.
     pub read_only: bool,
-    /// The path of the file, for people; it may be cut.
+    /// The path of the file, for display; it may be cut.
     pub name: &'a Path,
 }
 
-/// Attaches a file, with direct I/O, to a loop device that is free. `before` is called with its
-/// number before it has the file, and `undo` if another process was faster.
+/// Attaches a file, with direct I/O, to a free loop device. Calls `before` with the number of the
+/// device before the file is attached, and `undo` if another process was faster.
 ///
 /// # Errors
-/// There are no loop devices, or they may not be used, or the file does not support direct I/O.
+/// The machine has no loop devices, or they may not be used, or the file does not support direct
+/// I/O.
 pub fn attach(
     file: impl AsFd,
     options: LoopOptions<'_>,
@@ -187,7 +188,7 @@ pub fn attach(
 /// one, and the file's inode.
 ///
 /// # Errors
-/// It has no file, or may not be used.
+/// The device has no file, or may not be used.
 pub(crate) fn backing(device: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     status(device).map(|info| (info.device, info.inode))
 }
@@ -201,26 +202,26 @@ fn status(device: BorrowedFd<'_>) -> io::Result<Info> {
     Ok(unsafe { ioctl(device, request)? })
 }
 
-/// Returns the number of the filesystem that the file of a loop device is on, like `0:43`, and the
+/// Returns the number of the filesystem with the file of a loop device, like `0:43`, and the
 /// sequence number of the device: see [`LoopNumber::sequence`]. Both belong to the same file,
 /// whatever other processes do.
 ///
 /// # Errors
-/// If it has no file, or may not be used.
+/// The device has no file, or may not be used.
 pub fn file_system(number: LoopNumber) -> io::Result<(String, Option<u64>)> {
-    // As long as this is open, the device keeps its file.
+    // While the descriptor is open, the device keeps its file.
     let device = open(number, false)?;
     let info = status(device.as_fd())?;
     Ok((number_text(info.device), number.sequence()))
 }
 
-/// Detaches a loop device from its file, or has the kernel do so when its last user is gone. With
-/// `sequence`, only if the device still has that, see [`LoopNumber::sequence`].
+/// Detaches a loop device from its file; if it has users, the kernel does so when the last one is
+/// gone. With `sequence`, only if the device still has this number, see [`LoopNumber::sequence`].
 ///
 /// # Errors
-/// It has no file, or another one (`NXIO`), or may not be used.
+/// The device has no file or another one (`NXIO`), or may not be used.
 pub fn detach(number: LoopNumber, sequence: Option<u64>) -> io::Result<()> {
-    // As long as this is open, the device keeps its file.
+    // While the descriptor is open, the device keeps its file.
     let device = open(number, false)?;
     if sequence.is_some() && number.sequence() != sequence {
         return Err(Errno::NXIO.into());

@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 /// Bytes in a page; lengths are multiples of it.
 pub(crate) const PAGE: usize = 4096;
 
-/// A page-aligned allocation, initially zero. It provides only a pointer: its owner decides which
-/// bytes may be accessed by whom.
+/// A page-aligned allocation, initially zero. It provides only a pointer; its owner decides which
+/// threads may access which bytes.
 #[derive(Debug)]
 pub(crate) struct Pages {
     memory: NonNull<u8>,
@@ -22,7 +22,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Allocates `len` bytes, all 0. Pages cost no RAM before they are accessed.
+    /// Allocates `len` bytes, all 0. Pages use no RAM before they are accessed.
     ///
     /// # Errors
     /// `InvalidInput` unless `len` is a positive multiple of [`PAGE`]; the system's error if there
@@ -46,7 +46,7 @@ impl Pages {
         self.len
     }
 
-    /// Turns whole pages back into zeroes that cost no RAM. `false`: nothing has changed.
+    /// Turns whole pages back into zeroes that use no RAM. Returns `false` if nothing has changed.
     ///
     /// # Safety
     /// As for a write: nothing else may access these bytes during the call, and no reference to
@@ -95,7 +95,7 @@ impl Pages {
             unsafe { madvise(self.memory.as_ptr().cast(), self.len, Advice::LinuxPopulateWrite) };
     }
 
-    /// The interpreter has taken it.
+    /// Does nothing: the interpreter allocates memory at once.
     #[cfg(miri)]
     fn populate(&self) {}
 
@@ -155,13 +155,13 @@ impl Drop for Pages {
     }
 }
 
-/// A large area of bytes with one owner, all 0 at first, in huge pages if available. Pages cost no
-/// RAM before they are accessed.
+/// A large area of bytes with one owner, initially 0, in huge pages if available. Pages use no RAM
+/// before they are accessed.
 #[derive(Debug)]
 pub struct Area(Option<Pages>);
 
 impl Area {
-    /// Makes an area of at least `len` bytes: rounded up to whole pages.
+    /// Makes an area of `len` bytes, rounded up to whole pages.
     ///
     /// # Errors
     /// The system has not enough address space.
@@ -173,30 +173,30 @@ impl Area {
         Ok(Area(Some(Pages::new(whole)?)))
     }
 
-    /// Returns the address of the first byte, if there is one, for an owner that decides which
-    /// threads access which bytes.
+    /// Returns the address of the first byte, if there is one. The owner decides which threads
+    /// access which bytes.
     pub(crate) fn start(&self) -> Option<NonNull<u8>> {
         self.0.as_ref().map(Pages::start)
     }
 
-    /// Takes the RAM for all of the area now: at once, which takes less time than page by page.
+    /// Allocates the RAM for the whole area at once, which is faster than page by page.
     pub fn populate(&mut self) {
         if let Some(pages) = &self.0 {
             pages.populate();
         }
     }
 
-    /// Takes the RAM for all of the area now, and keeps it from being swapped out. Nothing of it
+    /// Allocates the RAM for the whole area and locks it, so that it is not swapped out. None of it
     /// can be released any more.
     ///
     /// # Errors
-    /// There is not enough RAM, or this process may not lock so much of it.
+    /// There is not enough RAM, or this process may not lock so much.
     pub fn lock(&mut self) -> io::Result<()> {
         self.0.as_ref().map_or(Ok(()), Pages::lock)
     }
 
-    /// Returns the RAM of a range to the system, as far as it consists of whole pages. Its content
-    /// is lost; it takes RAM again when it is accessed.
+    /// Returns the RAM of the whole pages in a range to the system. Their content is lost; they use
+    /// RAM again when they are accessed.
     pub fn release(&mut self, range: Range<usize>) {
         let Some(pages) = &self.0 else { return };
         let (start, end) = (range.start.next_multiple_of(PAGE), range.end.min(pages.len()));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_core::{Clock, LATENCY_RANGES, LatencyCounts, Nanos};
 
-/// The kinds of operations that are counted apart.
+/// The kinds of operations that are counted separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpKind {
     /// Reads.
@@ -28,11 +28,11 @@ impl OpKind {
 /// Counts of one kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpCounts {
-    /// Bytes of the operations that succeeded.
+    /// Bytes of successful operations.
     pub bytes: u64,
-    /// Operations that failed.
+    /// Number of failed operations.
     pub errors: u64,
-    /// Latencies of all that ended, failed ones included.
+    /// Latencies of all ended operations, including failed ones.
     pub latency: LatencyCounts,
 }
 
@@ -115,7 +115,7 @@ impl QueueMeter {
     }
 }
 
-/// Adds to a counter that only the calling lane writes: no locked instruction is needed.
+/// Adds to a counter that only the calling lane writes, so no locked instruction is needed.
 fn bump(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }

@@ -50,7 +50,7 @@ pub enum ModelKind {
     /// Block storage behind a network of 10 Gbit/s: 1 ms and more for each operation, 64 at a time;
     /// 64,000 reads or writes of 4 KiB per second, 1,177 MB/s.
     Remote,
-    /// The same behind 1 Gbit/s: 28,700 reads or writes of 4 KiB per second, 117.7 MB/s.
+    /// The same with 1 Gbit/s: 28,700 reads or writes of 4 KiB per second, 117.7 MB/s.
     RemoteGigabit,
 }
 
@@ -110,7 +110,7 @@ pub enum ModelOpKind {
     Discard,
 }
 
-/// One operation, as far as its timing depends on it.
+/// The properties of an operation on which its timing depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelOp {
     /// The kind of operation.
@@ -151,8 +151,8 @@ pub struct Completed {
     pub id: ModelOpId,
 }
 
-/// Completions with known times that have not been collected, for disks whose operations do not
-/// wait for each other's order.
+/// Completions with known times that have not been collected, for disks that do not reorder
+/// operations.
 #[derive(Clone, Debug, Default)]
 struct Pending(BinaryHeap<Reverse<Completed>>);
 
@@ -187,13 +187,15 @@ pub struct ModelCounters {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Times that the arm moved or another head was selected to begin an operation; 0 but on a
-    /// disk.
+    /// Number of operations for which the arm moved or another head was selected; 0 for other kinds
+    /// than a disk.
     pub seeks: u64,
-    /// Operations that continued where the previous one had ended; 0 but on a disk.
+    /// Number of operations that continued at the end of the previous one; 0 for other kinds than a
+    /// disk.
     pub streamed: u64,
-    /// Busy time: of arm and platters on a disk, the sum over the links on an SSD (so at most twice
-    /// the elapsed time on PCIe), of remote storage the share of its servers that work.
+    /// Busy time: of arm and platters on a disk; the sum over the links on an SSD (so at most twice
+    /// the elapsed time on PCIe); on remote storage, the time weighted with the share of its
+    /// servers that work.
     pub busy: Duration,
     /// Busy time for reads.
     pub read_busy: Duration,
@@ -227,9 +229,9 @@ enum Core {
 
 /// A disk without data, which turns arrivals into completions.
 ///
-/// Every call passes the time, which never goes backwards: a time before an earlier one counts as
-/// that one. However rarely [`Model::advance`] is called, each choice of the next command is made
-/// as of the moment at which the disk became free, among the commands that had arrived before it.
+/// Every call passes the time. It never goes backwards: an earlier time counts as the latest one.
+/// However rarely [`Model::advance`] is called, each choice of the next command is made as of the
+/// moment at which the disk became free, among the commands that had arrived by then.
 #[derive(Clone, Debug)]
 pub struct Model {
     core: Core,

@@ -1,4 +1,4 @@
-//! Names of exports of NBD servers, as the URIs that other clients of NBD use too.
+//! Names of exports of NBD servers: the URIs that other NBD clients use too.
 //!
 //! | written | server |
 //! |---|---|
@@ -23,7 +23,7 @@ const PORT: u16 = 10809;
 const SOCKET_MAX: usize = 107;
 /// Longest name of an export, in bytes; the protocol allows no longer ones.
 const EXPORT_MAX: usize = 4096;
-/// Time limits unless said otherwise, and the longest, in seconds.
+/// Default and longest time limits, in seconds.
 const RECONNECT: u64 = 60;
 const TIMEOUT: u64 = 60;
 const LONGEST: u64 = 24 * 3600;
@@ -51,7 +51,7 @@ pub struct NbdUri {
     pub export: String,
     /// Whether the connection has TLS.
     pub tls: bool,
-    /// The directory of certificates for TLS; the system's authorities otherwise.
+    /// The directory of certificates for TLS; `None` for the system's authorities.
     pub certificates: Option<PathBuf>,
     /// Time for which requests wait while there is no connection.
     pub reconnect: Duration,
@@ -65,13 +65,13 @@ pub enum NbdUriError {
     /// The form is wrong.
     #[error("{0}; write nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH")]
     Form(&'static str),
-    /// A parameter that is not known here.
+    /// An unknown parameter.
     #[error(
         "'{0}' is not a parameter of an NBD server; choose socket, tls-certificates, reconnect or \
          timeout"
     )]
     Parameter(String),
-    /// A time limit that is no number in range.
+    /// A time limit that is not a number in the valid range.
     #[error("'{0}' is not a time limit; write a number of seconds from 1 to {LONGEST}")]
     Seconds(String),
 }
@@ -95,7 +95,7 @@ impl NbdUri {
     /// Returns the same export with absolute paths.
     ///
     /// # Errors
-    /// There is no working directory, or the path of the socket is then too long.
+    /// The process has no working directory, or the absolute path of the socket is too long.
     pub(crate) fn absolute(&self) -> std::io::Result<Self> {
         let mut uri = self.clone();
         let socket = match &mut uri.server {
@@ -114,7 +114,7 @@ impl NbdUri {
         }
     }
 
-    /// Returns whether both lead to the same export, as far as names can show.
+    /// Returns whether both names lead to the same export, as far as names can show.
     pub fn same_export(&self, other: &Self) -> bool {
         self.server == other.server && self.export == other.export
     }
@@ -271,8 +271,8 @@ impl fmt::Display for NbdUri {
     }
 }
 
-/// Adds bytes to a URI; those that have a meaning there become `%` and two hex digits, except
-/// `also_plain`.
+/// Appends bytes to a URI. Bytes with a special meaning are written as `%` and two hex digits,
+/// except those in `also_plain`.
 pub fn percent_encode(uri: &mut String, bytes: &[u8], also_plain: &[u8]) {
     for &byte in bytes {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || also_plain.contains(&byte) {
@@ -284,7 +284,7 @@ pub fn percent_encode(uri: &mut String, bytes: &[u8], also_plain: &[u8]) {
     }
 }
 
-/// Reads a time limit: a number of seconds up to that of a day.
+/// Parses a time limit: a number of seconds up to one day.
 pub(crate) fn seconds(text: &str) -> Option<Duration> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|number| digits && (1..=LONGEST).contains(number));
@@ -308,7 +308,7 @@ pub(crate) fn percent_decode(text: &str) -> Option<Vec<u8>> {
 }
 
 impl NbdServer {
-    /// Returns the socket's path, if it is a unix socket.
+    /// Returns the socket's path, if the server is at a unix socket.
     pub fn path(&self) -> Option<&Path> {
         match self {
             NbdServer::Unix(path) => Some(path),

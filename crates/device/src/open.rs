@@ -41,26 +41,26 @@ pub enum Access {
 }
 
 impl Access {
-    /// Returns whether no other user may claim the device meanwhile.
+    /// Returns whether the access excludes claims of other users.
     fn is_claim(self) -> bool {
         matches!(self, Access::Exclusive | Access::ReadOnly)
     }
 }
 
-/// The kind of an error, as far as it decides the caller's next step.
+/// The kind of an error, as far as it determines the caller's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpenErrorKind {
-    /// There is no such file or device.
+    /// The file or device does not exist.
     NotFound,
-    /// Another process uses it, or it is mounted.
+    /// Another process uses the device, or it is mounted.
     InUse,
     /// The path is neither a regular file nor a block device.
     WrongType,
-    /// The permissions do not allow it.
+    /// The permissions do not allow the access.
     Denied,
-    /// The device can be read but not written: it is write-protected.
+    /// The device can be read but not written, because it is write-protected.
     ReadOnly,
-    /// The size is not the requested one, or cannot be used.
+    /// The size differs from the requested one, or cannot be used.
     BadSize,
     /// Any other error of the system.
     Io,
@@ -72,7 +72,7 @@ pub enum OpenErrorKind {
 pub struct OpenError {
     /// The kind, to match on.
     pub kind: OpenErrorKind,
-    /// The device as the operator named it.
+    /// The device, by the name that the operator gave it.
     pub device: String,
     /// A sentence for the operator.
     pub cause: String,
@@ -85,15 +85,15 @@ impl OpenError {
     }
 }
 
-/// The file or device to which a path leads, however it is written. Two paths with the same
-/// identity are the same device.
+/// The file or device to which a path leads, independent of how the path is written. Two paths with
+/// the same identity lead to the same device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceIdentity {
     /// A regular file.
     File {
         /// Number of the filesystem.
         filesystem: u64,
-        /// Number of the file on it.
+        /// Number of the file on the filesystem.
         inode: u64,
     },
     /// A block device, by its number.
@@ -137,7 +137,7 @@ pub(crate) fn open(path: &Path, access: Access, size: Option<u64>) -> Result<Ope
         opener.check_mounts(before.st_rdev)?;
     }
     let (fd, direct) = opener.descriptor(block)?;
-    // The path may refer to another file by now.
+    // The path may lead to another file by now.
     let after = rustix::fs::fstat(&fd).map_err(|errno| opener.failed(errno))?;
     if opener.is_block(&after)? != block {
         return Err(opener.error(OpenErrorKind::Io, "it was replaced while it was opened"));
@@ -209,7 +209,8 @@ impl PathOpener<'_> {
         rustix::fs::stat(self.path).map_err(|errno| self.failed(errno))
     }
 
-    /// Returns whether it is a block device; fails unless it is that or a regular file.
+    /// Returns whether the file is a block device; fails unless it is a block device or a regular
+    /// file.
     fn is_block(&self, stat: &Stat) -> Result<bool, OpenError> {
         let found = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => return Ok(false),
@@ -261,7 +262,7 @@ impl PathOpener<'_> {
         Err(self.error(OpenErrorKind::BadSize, cause))
     }
 
-    /// Creates a sparse file of `size` bytes if there is none.
+    /// Creates a sparse file of `size` bytes if the path does not exist.
     fn create(&self, size: u64) -> Result<(), OpenError> {
         if let Some(dir) = self.path.parent().filter(|dir| !dir.as_os_str().is_empty())
             && let Ok(found) = rustix::fs::stat(dir)
@@ -275,7 +276,7 @@ impl PathOpener<'_> {
             Err(errno) => return Err(self.failed(errno)),
         };
         rustix::fs::ftruncate(&fd, size).map_err(|errno| {
-            // The file is ours and empty: remove it.
+            // The file was created here and is empty, so it is removed.
             let _ = rustix::fs::unlink(self.path);
             self.failed(errno)
         })
@@ -303,8 +304,8 @@ impl PathOpener<'_> {
         }
     }
 
-    /// Returns the error for a path that cannot be opened. Where only writing is in the way, it
-    /// says so.
+    /// Returns the error for a path that cannot be opened; it says so if only writing is not
+    /// possible.
     fn not_opened(&self, errno: Errno) -> OpenError {
         let writes = self.access == Access::Exclusive;
         if !writes || !matches!(errno, Errno::ROFS | Errno::PERM | Errno::ACCESS) {
@@ -321,13 +322,12 @@ impl PathOpener<'_> {
         self.error(OpenErrorKind::ReadOnly, cause)
     }
 
-    /// Locks the device. A block device is not locked by `flock`: the system's device manager takes
-    /// that as a sign that its content is being changed, and handles no event of the device, while
-    /// it locks the device that way itself when it handles one.
+    /// Locks the device. Does not use `flock` on a block device: udev takes that lock while it
+    /// handles an event of the device, and handles no events while another process holds the lock.
     fn lock(&self, fd: &OwnedFd, block: bool) -> Result<(), OpenError> {
         let exclusive = match self.access {
-            // A lock for writing takes a descriptor for writing, but a lock of a file does not.
-            // Beside the lock, a block device has its claim.
+            // `fcntl` needs a writable descriptor for an exclusive lock, and `flock` does not. A
+            // block device has its claim in addition to the lock.
             Access::ReadOnly => !block,
             Access::Exclusive => true,
             Access::Shared => false,
@@ -337,7 +337,7 @@ impl PathOpener<'_> {
             true => FlockOperation::NonBlockingLockExclusive,
             false => FlockOperation::NonBlockingLockShared,
         };
-        // The lock of a whole block device is in the way of those of QEMU, too.
+        // A lock of the whole block device also conflicts with the locks of QEMU.
         let whole = || match block {
             true => description::lock(fd, exclusive),
             false => flock(fd, operation),
@@ -345,8 +345,8 @@ impl PathOpener<'_> {
         if !self.locked(whole)? {
             return Err(self.failed(Errno::WOULDBLOCK));
         }
-        // A lock for writing takes a descriptor for writing here too; a reader shares with no
-        // writer either.
+        // An exclusive lock needs a writable descriptor here too; a reader's shared lock excludes
+        // writers as well.
         let writer = self.access == Access::Exclusive;
         match block || self.locked(|| image_lock::lock(fd, writer))? {
             true => Ok(()),
@@ -357,13 +357,13 @@ impl PathOpener<'_> {
         }
     }
 
-    /// Takes a lock; returns whether there was none of another kind in the way.
+    /// Takes a lock; returns whether no conflicting lock exists.
     fn locked(&self, take: impl Fn() -> Result<(), Errno>) -> Result<bool, OpenError> {
         loop {
             match take() {
                 Err(Errno::INTR) => {}
                 Err(Errno::ACCESS | Errno::WOULDBLOCK) => return Ok(false),
-                // Some network filesystems do not support locks; nothing more can be done there.
+                // Some network filesystems do not support locks, so nothing more can be done.
                 Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(true),
                 Err(errno) => return Err(self.failed(errno)),
             }
@@ -372,7 +372,7 @@ impl PathOpener<'_> {
 
     /// Returns the logical block and the alignment of memory, in bytes.
     fn alignment(&self, fd: &OwnedFd, block: bool) -> Result<(u64, usize), OpenError> {
-        // Kernels before 6.1 and some filesystems do not provide this; 0 means the same.
+        // Kernels before 6.1 and some filesystems do not report this; 0 means the same.
         let told = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
             .ok()
             .filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);

@@ -1,4 +1,4 @@
-//! Starts of the partitions of a disk, from the tables near its start; and the partitions that the
+//! Starts of the partitions of a disk, from the tables near its start, and the partitions that the
 //! kernel shows.
 
 use std::io;
@@ -13,7 +13,8 @@ use crate::signature::HEAD_LEN;
 /// `BLKRRPART`.
 const REREAD: Opcode = 0x125f;
 
-/// Size of a sector in an MBR's table, and the logical block that a GPT is looked for with first.
+/// Size of a sector in an MBR's table, and the logical block size with which a GPT is looked up
+/// first.
 const SECTOR: u64 = 512;
 
 /// Offset of an MBR's table, its entries, and their size.
@@ -36,7 +37,8 @@ pub fn starts(head: &[u8]) -> Vec<(u32, u64)> {
     if head.get(510..512) != Some(b"\x55\xaa") {
         return Vec::new();
     }
-    // The logical block of a disk with a GPT is that at which the header lies.
+    // The header of a GPT is at the second logical block, so its position shows the size of the
+    // logical blocks.
     for block in [SECTOR, 8 * SECTOR] {
         if let Some(found) = gpt(head, block) {
             return found;
@@ -51,7 +53,7 @@ pub fn starts(head: &[u8]) -> Vec<(u32, u64)> {
     entries.collect()
 }
 
-/// Makes the kernel read the partition table of a disk again, if it shows partitions of it.
+/// Makes the kernel read the partition table of a disk again, if it shows the disk's partitions.
 ///
 /// # Errors
 /// `ResourceBusy` if a partition is in use, or another error of the kernel.
@@ -68,7 +70,7 @@ pub(crate) fn reread_partitions(fd: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Parses a GPT of a disk with this logical block; `None`: there is none.
+/// Parses a GPT for this logical block size; `None` if there is none.
 fn gpt(head: &[u8], block: u64) -> Option<Vec<(u32, u64)>> {
     let header = head.get(usize::try_from(block).ok()?..)?;
     if !header.starts_with(b"EFI PART") {
@@ -133,7 +135,7 @@ mod tests {
             head[entry] = 1;
             head[entry + 32..entry + 40].copy_from_slice(&34_u64.to_le_bytes());
             assert_eq!(starts(&head), [(2, 34 * block as u64)]);
-            // For any numbers, nothing is read outside of the head.
+            // Whatever these fields contain, nothing is read outside of the head.
             for (at, len) in [(72, 8), (80, 4), (84, 4)] {
                 let mut bad = head.clone();
                 bad[block + at..block + at + len].fill(0xff);

@@ -4,16 +4,16 @@ use std::mem::size_of;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Returns the process that has connected a unix socket, or has begun to listen at it; `None`: it
-/// cannot be seen from the namespace of this process, or there is none. It may have ended since,
-/// and have left the socket to another one.
+/// Returns the process that has connected a unix socket, or that listens at it. `None` if this
+/// namespace does not show the process, or the socket has none. The process may have ended since,
+/// and passed the socket to another one.
 pub fn peer_process(socket: impl AsFd) -> Option<NonZeroU32> {
     NonZeroU32::new(u32::try_from(credentials(socket)?.pid).ok()?)
 }
 
-/// Returns the user of that process; `None`: it is not a unix socket.
+/// Returns the user of that process; `None` if it is not a unix socket.
 pub fn peer_user(socket: impl AsFd) -> Option<u32> {
-    // As the kernel has it for a socket without a peer.
+    // The kernel's value for a socket without a peer is excluded.
     credentials(socket).map(|peer| peer.uid).filter(|user| *user != u32::MAX)
 }
 

@@ -1,8 +1,8 @@
 //! A device in RAM.
 //!
-//! Its content is lost when it is dropped. Any number of lanes may use it at once: the memory is
-//! divided into stripes, and a copy holds the lock of each stripe that it accesses. Each lock
-//! serves many stripes, so the locks take little memory however large the device is.
+//! The content is lost when the device is dropped. Any number of lanes may use it at once: the
+//! memory is divided into stripes, and a copy holds the lock of each stripe that it accesses. Each
+//! lock serves many stripes, so the locks take little memory however large the device is.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -25,7 +25,7 @@ const STRIPE_SHIFT: u32 = 16;
 const STRIPE: usize = 1 << STRIPE_SHIFT;
 /// Locks of one device; a power of two.
 const LOCKS: usize = 1024;
-/// Size from which on zeroed memory is returned to the system.
+/// Minimum size of zeroed memory that is returned to the system.
 const GIVE_BACK: u64 = 2 << 20;
 const LOGICAL_BLOCK: u64 = 512;
 /// Writes of at least this size bypass the CPU's caches, because they will not be read back soon.
@@ -92,8 +92,8 @@ impl RamStorage {
         self.shape.check("read", offset, into.len() as u64)?;
         for piece in pieces(offset as usize, into.len()) {
             let _shared = self.lock(piece.start).read();
-            // Taking or releasing a lock would wait until the CPU has translated the address of the
-            // prefetch. Here the copy overlaps with that.
+            // Prefetch here, where the copy hides the time in which the CPU translates the address.
+            // Taking or releasing a lock would have to wait for it.
             if let Some(next) = next.take() {
                 fetch(next, AHEAD);
             }
@@ -191,7 +191,7 @@ impl Device for RamDevice {
     }
 }
 
-/// One lane's queue to the memory. Operations end when they start.
+/// One lane's queue to the memory. Operations end immediately.
 struct RamQueue {
     shared: Arc<RamStorage>,
     done: RefCell<OpTable<DeviceDone>>,
@@ -235,7 +235,7 @@ pub(crate) fn unpublished(shape: &Shape, offset: u64) -> DeviceError {
     shape.error(DeviceErrorKind::Invalid, "write", offset, cause)
 }
 
-/// Returns the result for an operation that the queue does not know.
+/// Returns the result for an operation ID that the queue does not have.
 pub(crate) fn unknown(shape: &Shape) -> DeviceDone {
     let cause = "there is no such operation on this queue";
     DeviceDone { result: Err(shape.error(DeviceErrorKind::Invalid, "poll", 0, cause)), buf: None }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::nbd_uri::{percent_decode, percent_encode, seconds};
 
 const SCHEME: &str = "rbd:";
-/// The time limit unless said otherwise, in seconds.
+/// Default time limit, in seconds.
 const TIMEOUT: u64 = 60;
 
 /// An image of RBD, see the [module](self).
@@ -27,9 +27,9 @@ pub struct RbdName {
     pub namespace: String,
     /// The image.
     pub image: String,
-    /// The configuration file; otherwise `/etc/ceph/ceph.conf`.
+    /// The configuration file; `None` for `/etc/ceph/ceph.conf`.
     pub conf: Option<PathBuf>,
-    /// The client without `client.`; otherwise `admin`.
+    /// The client name without `client.`; `None` for `admin`.
     pub user: Option<String>,
     /// Time limit of a request.
     pub timeout: Duration,
@@ -41,10 +41,10 @@ pub enum RbdNameError {
     /// The form is wrong.
     #[error("{0}; write rbd:POOL/IMAGE or rbd:POOL/NAMESPACE/IMAGE")]
     Form(&'static str),
-    /// A parameter that is not known here.
+    /// An unknown parameter.
     #[error("'{0}' is not a parameter of an image of RBD; choose conf, id or timeout")]
     Parameter(String),
-    /// A time limit that is no number in range.
+    /// A time limit that is not a number in the valid range.
     #[error("'{0}' is not a time limit; write a number of seconds from 1 to 86400")]
     Seconds(String),
 }
@@ -60,7 +60,7 @@ fn decode(text: &str) -> Result<String, RbdNameError> {
 }
 
 impl RbdName {
-    /// Returns whether a text is meant as the name of an image.
+    /// Returns whether a text has the form of an image's name.
     pub fn is_one(text: &str) -> bool {
         text.starts_with(SCHEME)
     }
@@ -68,13 +68,13 @@ impl RbdName {
     /// Returns the same image with an absolute path of the configuration.
     ///
     /// # Errors
-    /// There is no working directory.
+    /// The process has no working directory.
     pub(crate) fn absolute(&self) -> std::io::Result<Self> {
         let conf = self.conf.as_deref().map(std::path::absolute).transpose()?;
         Ok(RbdName { conf, ..self.clone() })
     }
 
-    /// Returns whether both lead to the same image, as far as names can show.
+    /// Returns whether both names lead to the same image, as far as names can show.
     pub fn same_image(&self, other: &Self) -> bool {
         let of = |name: &Self| {
             let parts = [&name.pool, &name.namespace, &name.image].map(String::clone);

@@ -26,16 +26,16 @@ pub enum RemoteName {
 /// Why a text is not such a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RemoteNameError {
-    /// A URI of NBD that has mistakes.
+    /// An invalid URI of NBD.
     #[error(transparent)]
     Nbd(#[from] NbdUriError),
-    /// A name of an image that has mistakes.
+    /// An invalid name of an image.
     #[error(transparent)]
     Rbd(#[from] RbdNameError),
 }
 
 impl RemoteName {
-    /// Returns whether a text is meant as such a name.
+    /// Returns whether a text has the form of such a name.
     pub fn is_one(text: &str) -> bool {
         NbdUri::is_one(text) || RbdName::is_one(text)
     }
@@ -43,7 +43,7 @@ impl RemoteName {
     /// Returns the same device with absolute paths.
     ///
     /// # Errors
-    /// There is no working directory, or a path is too long.
+    /// The process has no working directory, or a path is too long.
     pub(crate) fn absolute(&self) -> io::Result<Self> {
         Ok(match self {
             RemoteName::Nbd(uri) => RemoteName::Nbd(uri.absolute()?),
@@ -51,7 +51,7 @@ impl RemoteName {
         })
     }
 
-    /// Returns whether both lead to the same device, as far as names can show.
+    /// Returns whether both names lead to the same device, as far as names can show.
     pub fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (RemoteName::Nbd(one), RemoteName::Nbd(other)) => one.same_export(other),
@@ -62,7 +62,7 @@ impl RemoteName {
         }
     }
 
-    /// Returns for how long to try, if the other machine is not reached at first.
+    /// Returns the time for which to retry if the other machine cannot be reached at first.
     pub fn patience(&self) -> Duration {
         match self {
             RemoteName::Nbd(uri) => uri.reconnect,

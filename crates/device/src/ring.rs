@@ -47,8 +47,8 @@ impl Ring {
         Ring::build(false)
     }
 
-    /// Like [`Ring::new`], for [`RingOp::ServeEntry`] as well. Every operation costs it a little
-    /// more.
+    /// Makes a ring like [`Ring::new`] that also supports [`RingOp::ServeEntry`]. Every operation
+    /// on it is slightly slower.
     ///
     /// # Errors
     /// Like [`Ring::new`], or the kernel is older than 5.19.
@@ -57,7 +57,7 @@ impl Ring {
     }
 
     fn build(wide: bool) -> io::Result<Rc<Self>> {
-        // Blocking, because the ring's read must wait until another thread writes.
+        // The eventfd is blocking, because the ring's read must wait until another thread writes.
         let rouse = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let inner = RefCell::new(Inner::new(rouse.clone(), wide)?);
         Ok(Rc::new(Ring { inner, rouse }))
@@ -115,8 +115,8 @@ impl Ring {
     }
 
     /// Ends an operation early that waits for a client or another thread. It still has a result,
-    /// which must be collected: the data or connection that it had received by then, otherwise the
-    /// error `ECANCELED`. No effect on disk operations.
+    /// which must be collected: the data or connection received so far, otherwise the error
+    /// `ECANCELED`. Has no effect on disk operations.
     pub fn cancel(&self, token: RingToken) {
         let mut inner = self.inner.borrow_mut();
         if let Some(State::Running { work, with_kernel, cancelled, .. }) = inner.state(token)
@@ -168,7 +168,7 @@ impl Ring {
     /// need not rouse this thread.
     pub fn wait_then(&self, timeout: Option<Duration>, awake: impl FnOnce()) {
         let mut inner = self.inner.borrow_mut();
-        // Waiting with operations that are not submitted yet could mean waiting for one of them.
+        // Waiting before these operations are submitted could mean waiting for one of them.
         inner.fill();
         let mut noticed = 0;
         while !inner.queued.is_empty() {
@@ -178,7 +178,7 @@ impl Ring {
                 break;
             }
         }
-        // The only completion may be the rousing of the ring, which wakes no task.
+        // The only completion may be the ring's own wake-up, which wakes no task.
         if noticed == 0 && inner.woken.is_empty() {
             inner.wait(timeout);
             inner.reap();
@@ -190,8 +190,8 @@ impl Ring {
     /// Returns a function with which any thread ends the current or the next [`Ring::wait`].
     pub fn rouser(&self) -> impl Fn() + Send + Sync + 'static {
         let fd = self.rouse.clone();
-        // It fails only when interrupted by a signal: the descriptor is open and the counter never
-        // full.
+        // The write fails only if a signal interrupts it: the descriptor is open and the counter
+        // never full.
         move || while rustix::io::write(&*fd, &1u64.to_ne_bytes()) == Err(Errno::INTR) {}
     }
 
@@ -235,7 +235,7 @@ impl RingRun {
         self.token
     }
 
-    /// Ends it early if it has begun, see [`Ring::cancel`]; it must still be awaited.
+    /// Ends the operation early if it has begun, see [`Ring::cancel`]; it must still be awaited.
     pub fn cancel(&self) {
         if let Some(token) = self.token {
             self.ring.cancel(token);

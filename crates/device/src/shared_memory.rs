@@ -20,7 +20,7 @@ const HUGETLBFS: u64 = 0x9584_58f6;
 /// The type of file system whose files are in memory, as those of memfd are.
 const TMPFS: u64 = 0x0102_1994;
 
-/// An access that is not inside the mapping, or not aligned.
+/// An access that is not inside the mapping or not aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at {at} are not inside the shared memory")]
 pub struct Outside {
@@ -30,7 +30,7 @@ pub struct Outside {
     pub len: u64,
 }
 
-/// A file of this type of file system is not in memory.
+/// The file is not on a file system in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the memory is a file of a file system of type {0:#x}, on which an access may wait for a device; share memory of \
@@ -38,15 +38,14 @@ pub struct Outside {
 )]
 struct NotInMemory(u64);
 
-/// Limit of the address space of all mappings together. A sparse file can be as large as the
-/// address space, of which the rest of the program needs a part: otherwise an allocation would end
-/// it.
+/// Limit on the address space of all mappings together. A sparse file can be as large as the whole
+/// address space, and without a part of it the rest of the program could not allocate memory.
 const ROOM: u64 = 1 << 46;
 
-/// Bytes of that range that are taken.
+/// Bytes of address space in use.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-/// A part of it, given back on drop.
+/// A reservation of address space, released on drop.
 #[derive(Debug)]
 struct AddressSpaceHold(u64);
 
@@ -72,7 +71,7 @@ pub struct SharedMemory {
     /// First byte of the mapping.
     mapping: NonNull<u8>,
     mapped: usize,
-    /// Bytes of the mapping before the first byte that was asked for.
+    /// Bytes of the mapping before the first requested byte.
     lead: usize,
     len: usize,
     guard: Option<Guarded>,
@@ -89,7 +88,7 @@ impl SharedMemory {
     /// Maps `len` bytes of a file from `offset`.
     ///
     /// # Errors
-    /// `InvalidInput` if it is no regular file, not in memory, or shorter than that; otherwise the
+    /// `InvalidInput` if the file is not a regular file, not in memory, or too short; otherwise the
     /// system's error.
     pub fn map(file: impl AsFd, offset: u64, len: u64) -> io::Result<Self> {
         let invalid = |what| io::Error::new(io::ErrorKind::InvalidInput, what);
@@ -97,8 +96,8 @@ impl SharedMemory {
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
             return Err(invalid("shared memory must be a regular file"));
         }
-        // On any other file system an access may wait for a disk, a server or a program, and a lane
-        // with it.
+        // On any other file system an access may wait for a disk, a server or a program, and block
+        // the lane.
         let system = file_system(&file)?;
         if ![TMPFS, HUGETLBFS].contains(&system) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, NotInMemory(system)));
@@ -170,7 +169,7 @@ impl SharedMemory {
     /// Copies bytes from `at` into `into`. Bytes that change meanwhile may be old or new.
     ///
     /// # Errors
-    /// The range is not inside; nothing was copied.
+    /// The range is not inside the mapping; nothing was copied.
     #[inline]
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Outside> {
         let place = self.place(at, into.len())?;
@@ -185,7 +184,7 @@ impl SharedMemory {
     /// Copies bytes to `at`.
     ///
     /// # Errors
-    /// The range is not inside; nothing was copied.
+    /// The range is not inside the mapping; nothing was copied.
     #[inline]
     pub fn write(&self, at: u64, from: &[u8]) -> Result<(), Outside> {
         let place = self.place(at, from.len())?;
@@ -202,7 +201,7 @@ macro_rules! field {
             /// Loads an aligned field, atomically, in the byte order of this machine.
             ///
             /// # Errors
-            /// It is not inside, or not aligned.
+            /// The field is not inside the mapping, or not aligned.
             #[inline]
             pub fn $load(&self, at: u64, order: Ordering) -> Result<$integer, Outside> {
                 let place = self.field(at, size_of::<$integer>())?;
@@ -215,7 +214,7 @@ macro_rules! field {
             /// Stores an aligned field, atomically, in the byte order of this machine.
             ///
             /// # Errors
-            /// It is not inside, or not aligned.
+            /// The field is not inside the mapping, or not aligned.
             #[inline]
             pub fn $store(&self, at: u64, value: $integer, order: Ordering) -> Result<(), Outside> {
                 let place = self.field(at, size_of::<$integer>())?;
@@ -233,7 +232,7 @@ field!(AtomicU64, u64, load_u64, store_u64);
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // First, because the addresses may be used by another mapping immediately.
+        // Remove the registration first, because another mapping may get these addresses at once.
         self.guard = None;
         // SAFETY: the mapping was made in `map` with this length and is removed once; no reference
         // or pointer to it is left.

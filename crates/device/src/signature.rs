@@ -1,6 +1,6 @@
-//! Existing content of a device, recognised by marks of other systems. [`crate::blkid`] finds them
-//! all; without libblkid the table here names the usual ones, and content that it does not name is
-//! still not blank.
+//! Existing content of a device, recognised by marks of other systems. [`crate::blkid`] finds all
+//! known ones. Without libblkid the table here names the common ones; other content is unnamed, but
+//! still counts as content.
 
 use std::fmt;
 use std::io::Read;
@@ -18,18 +18,18 @@ pub enum Usage {
     PartitionTable,
     /// Anything else, such as swap space.
     Other,
-    /// The kind that [`identify`] names.
+    /// A system that [`identify`] names.
     Named,
 }
 
 impl Usage {
-    /// Returns the one with this name of libblkid's.
+    /// Returns the use with this name in libblkid.
     pub fn of(name: &str) -> Self {
         let known = [Usage::Filesystem, Usage::Member, Usage::Encrypted, Usage::PartitionTable];
         known.into_iter().find(|usage| usage.name() == name).unwrap_or(Usage::Other)
     }
 
-    /// Returns its name.
+    /// Returns the name of the use.
     pub fn name(self) -> &'static str {
         match self {
             Usage::Filesystem => "filesystem",
@@ -46,7 +46,7 @@ impl Usage {
 pub struct Signature {
     /// The device's use.
     pub usage: Usage,
-    /// The system, as libblkid names it: `ext4`, `crypto_LUKS`, `gpt`.
+    /// The system, by its name in libblkid: `ext4`, `crypto_LUKS`, `gpt`.
     pub kind: String,
     /// The label that its owner gave to the content.
     pub label: Option<String>,
@@ -57,7 +57,8 @@ pub struct Signature {
 }
 
 impl fmt::Display for Signature {
-    /// Writes the content with an article, its label and its UUID. Both are the device's words.
+    /// Writes the content with an article, its label and its UUID. Label and UUID come from the
+    /// device unchecked.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind.as_str() {
             "dos" => "MBR",
@@ -94,7 +95,8 @@ pub const HEAD_LEN: usize = 68 << 10;
 /// An entry of the table: a system, the offset of its mark, and the mark's bytes.
 type SignatureRow = (&'static str, usize, &'static [u8]);
 
-/// Marks from specific to general: a partition table's two bytes are also in many boot sectors.
+/// Marks from specific to general: the two bytes of a partition table are also in many boot
+/// sectors.
 const MARKS: &[SignatureRow] = &[
     ("an ext2, ext3 or ext4 filesystem", 0x438, b"\x53\xef"),
     ("an XFS filesystem", 0, b"XFSB"),

@@ -43,7 +43,7 @@ enum Storage {
     Remote(RemoteName),
 }
 
-/// A device as an operator writes it, see the [module](self).
+/// A device in the notation of operators, see the [module](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceSpec {
     /// The control file for faults.
@@ -58,7 +58,7 @@ pub enum SpecError {
     /// A path or a size is missing.
     #[error("a device is missing; write a path, or ram:SIZE")]
     Empty,
-    /// A word before a colon that is not a kind of device.
+    /// An unknown kind of device before a colon.
     #[error(
         "'{0}:' is not a kind of device; choose ram, hdd7200, sata-ssd, pcie-ssd, remote or remote-1g, \
          write a URI like nbd://HOST/EXPORT or rbd:POOL/IMAGE, or a file of that name as './{0}:...'"
@@ -67,16 +67,16 @@ pub enum SpecError {
     /// A model of a model, or of a faulty device.
     #[error("a modelled disk can only be put in front of a path or of RAM")]
     Nested,
-    /// Faults of a device in RAM, which has no path.
+    /// A faulty device in RAM, which has no path for a control file.
     #[error("a faulty device without a path needs a file that controls it: add ',control=FILE'")]
     NoControl,
-    /// A size that cannot be parsed, or that no device can have.
+    /// A size that cannot be parsed, or that is not allowed for a device.
     #[error("'{0}' is not the size of a device; write a positive multiple of 4K, like 512M or 10G")]
     BadSize(String),
-    /// The name of a device on another machine that has mistakes.
+    /// An invalid name of a device on another machine.
     #[error(transparent)]
     BadRemote(#[from] RemoteNameError),
-    /// A path that the system cannot use.
+    /// An invalid path.
     #[error("a path cannot contain a zero byte")]
     BadPath,
 }
@@ -214,8 +214,8 @@ impl DeviceSpec {
         }
     }
 
-    /// Returns the same device without a size, for use once it exists: it is opened with its actual
-    /// size, and not created again if it is missing.
+    /// Returns the same device without a size, for use once it exists: it is then opened with its
+    /// actual size, and not created again if it is missing.
     pub fn made(&self) -> Self {
         let mut spec = self.clone();
         if let Storage::Path { size, .. } = &mut spec.place {
@@ -277,7 +277,7 @@ impl DeviceSpec {
     /// specifications. `None` for RAM, which is a new device each time.
     ///
     /// # Errors
-    /// As when opening; a file that does not exist yet is `NotFound`.
+    /// See [`DeviceSpec::open`]; a file that does not exist yet is `NotFound`.
     pub fn identity(&self) -> Result<Option<DeviceIdentity>, OpenError> {
         self.check_there()?;
         self.path().map(identity).transpose()
@@ -327,7 +327,7 @@ impl DeviceSpec {
     /// another working directory. Links are not resolved.
     ///
     /// # Errors
-    /// `Io` if there is no working directory; `WrongType` if its path is not UTF-8, for
+    /// `Io` if the process has no working directory; `WrongType` if the path is not UTF-8, because
     /// specifications are stored as text.
     pub fn absolute(&self) -> Result<Self, OpenError> {
         let mut spec = self.clone();

@@ -48,16 +48,16 @@ pub enum ControlCommand {
     Delete,
     /// Delete a device when its last user is gone.
     DeleteLater,
-    /// Make the block device, served by the process with this number. Waits until all tags are
+    /// Make the block device, which the process with this ID serves. Waits until all tags are
     /// fetched.
     Start(u32),
     /// Remove the block device; its users get errors.
     Stop,
     /// Set `struct ublk_params`.
     SetParams,
-    /// Take a device over whose server has ended.
+    /// Start to take over a device whose server has ended.
     StartRecovery,
-    /// Have the process with this number serve the device from now on. Waits as `Start` does.
+    /// Let the process with this ID serve the device from now on. Waits like `Start`.
     EndRecovery(u32),
 }
 
@@ -98,12 +98,12 @@ impl ControlCommand {
     }
 }
 
-/// Gives the driver a command, and waits for its end. The command reads or fills `buf`, which is
+/// Sends the driver a command and waits for its end. The command reads or fills `buf`, which is
 /// returned.
 ///
 /// # Errors
-/// If there is no driver, or it refuses; `TimedOut` after `patience`, and the command may still be
-/// carried out.
+/// The driver does not exist or refuses the command; `TimedOut` after `patience`, and the command
+/// may still take effect.
 pub fn control(
     command: ControlCommand,
     device: u32,
@@ -128,7 +128,7 @@ pub fn control(
         }
         let left = end.saturating_duration_since(now());
         if left.is_zero() {
-            // The kernel may still read and write them.
+            // The kernel may still access them, so they are never freed.
             std::mem::forget((ring, driver, buf));
             return Err(io::ErrorKind::TimedOut.into());
         }
@@ -166,8 +166,8 @@ pub struct QueueCommand {
     pub queue: u16,
     /// The tag, below the depth of the queue.
     pub tag: u16,
-    /// The result of the request that came with this tag: bytes, or a negative error. `None`: none
-    /// came yet.
+    /// The result of the previous request with this tag: bytes, or a negative error. `None` if
+    /// there was none.
     pub result: Option<i32>,
 }
 
@@ -187,8 +187,9 @@ impl QueueCommand {
         bytes
     }
 
-    /// Returns the request for the kernel. `buf` is where it finds the data of a read that has
-    /// ended, and puts that of the next write: it must stay until then.
+    /// Returns the request for the kernel. The kernel reads the data of a completed read from
+    /// `buf`, and writes those of the next write to it; `buf` must stay until the request has
+    /// completed.
     pub(crate) fn entry(self, device: types::Fd, buf: &mut IoBuf) -> squeue::Entry {
         let address = buf.as_io_ptr().expose_provenance() as u64;
         opcode::UringCmd16::new(device, self.opcode()).cmd(self.bytes(address)).build()
@@ -212,7 +213,7 @@ impl Descriptors {
     /// Maps the descriptors of a queue with `tags` tags of the device with this character device.
     ///
     /// # Errors
-    /// There is no such queue, or it has another number of tags, or another process serves the
+    /// The queue does not exist or has another number of tags, or another process serves the
     /// device.
     pub fn map(device: impl AsFd, queue: u16, tags: u16) -> io::Result<Self> {
         if tags == 0 || tags > MOST_TAGS {
@@ -230,9 +231,8 @@ impl Descriptors {
         }
     }
 
-    /// Returns the bytes of `struct ublksrv_io_desc` for a tag; `None`: the queue does not have it.
-    /// They mean something while the kernel has given a request with this tag that has no result
-    /// yet.
+    /// Returns the bytes of `struct ublksrv_io_desc` for a tag; `None` if the queue does not have
+    /// the tag. They are valid only while a request with this tag is unanswered.
     pub fn get(&self, tag: u16) -> Option<[u8; DESCRIPTOR]> {
         if tag >= self.tags {
             return None;
@@ -260,7 +260,7 @@ impl Drop for Descriptors {
 /// Opens the character device through which one process serves a device.
 ///
 /// # Errors
-/// There is no such device, or a process serves it already (`EBUSY`).
+/// The device does not exist, or a process serves it already (`EBUSY`).
 pub fn open(device: u32) -> io::Result<OwnedFd> {
     let path = format!("/dev/ublkc{device}");
     OpenOptions::new().read(true).write(true).open(path).map(OwnedFd::from)

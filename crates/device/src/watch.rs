@@ -15,7 +15,7 @@ const NEW: u64 = 1;
 /// The operations in flight on one queue.
 #[derive(Default)]
 pub struct OpsInFlight {
-    /// For each place, the time when its operation was first seen by a check.
+    /// For each place, the time at which a check first saw its operation.
     seen: RefCell<Vec<u64>>,
     free: RefCell<Vec<u32>>,
 }
@@ -38,8 +38,8 @@ impl OpsInFlight {
         self.free.borrow_mut().push(place);
     }
 
-    /// Checks the operations. Returns when the oldest was first seen by a check, which is now for
-    /// new ones; `None` without any.
+    /// Checks the operations. Returns the time at which the oldest was first seen by a check, which
+    /// is `now` for new ones; `None` without operations.
     pub fn look(&self, now: Nanos) -> Option<Nanos> {
         let mut seen = self.seen.borrow_mut();
         for place in seen.iter_mut().filter(|place| **place == NEW) {

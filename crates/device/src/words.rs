@@ -9,11 +9,11 @@ use std::sync::atomic::AtomicU64;
 
 use crate::memory::Area;
 
-/// Atomic words, all 0 at first, in huge pages if there are many. They cost no RAM before they are
+/// Atomic words, all 0 at first, in huge pages if there are many. They use no RAM before they are
 /// accessed. A clone refers to the same words.
 #[derive(Clone)]
 pub struct Words {
-    /// Beside the area, so that an access reads no other line than that of the word.
+    /// Stored beside the area, so that an access touches no other cache line than that of the word.
     start: NonNull<AtomicU64>,
     count: usize,
     _area: Arc<Area>,

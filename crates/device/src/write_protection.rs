@@ -1,4 +1,4 @@
-//! Whether a file or block device takes writes, as the kernel knows it.
+//! Whether a file or block device accepts writes, as far as the kernel knows.
 //!
 //! Opening for writing does not show it: the kernel opens a write-protected disk for writing and
 //! fails the writes, and a file that is open for writing can become immutable, or its filesystem
@@ -11,12 +11,12 @@ use rustix::fs::{AtFlags, FileType, StatVfsMountFlags, StatxAttributes, StatxFla
 
 use crate::block_ioctl::is_read_only;
 
-/// Why nothing can be written, and how that is changed.
+/// Why nothing can be written, and the remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteProtection {
-    /// The disk, or a switch or an operator for it.
+    /// The disk, or a switch or an operator, refuses writes.
     Disk,
-    /// The filesystem of a file, or its mount.
+    /// The filesystem of the file, or its mount, is read-only.
     Filesystem,
     /// The file's attribute.
     Immutable,
@@ -40,15 +40,15 @@ impl WriteProtection {
     }
 }
 
-/// Returns why nothing can be written to the file or block device open as `fd`; `None`: nothing
-/// that the kernel knows is in the way. May wait for a file server.
+/// Returns why the file or block device open as `fd` cannot be written; `None` if the kernel knows
+/// no reason. May wait for a file server.
 pub(crate) fn write_protection(fd: impl AsFd) -> Option<Arc<str>> {
     found(fd, true).map(|protection| protection.words().into())
 }
 
-/// Like [`write_protection`], but waits for nothing: of a file on a server, see
-/// [`crate::evidence::is_on_server`], the state of the mount is left out. Writes to it fail when
-/// that is read-only.
+/// Checks like [`write_protection`], but waits for nothing. For a file on a server, see
+/// [`crate::evidence::is_on_server`], the state of the mount is left out; if the mount is
+/// read-only, writes fail.
 pub(crate) fn write_protection_at_once(fd: impl AsFd, on_server: bool) -> Option<Arc<str>> {
     found(fd, !on_server).map(|protection| protection.words().into())
 }
@@ -66,7 +66,7 @@ fn found(fd: impl AsFd, with_mount: bool) -> Option<WriteProtection> {
     if stat.stx_attributes.contains(StatxAttributes::APPEND) {
         return Some(WriteProtection::AppendOnly);
     }
-    // This waits for the server of a network filesystem, and for a filesystem in user space.
+    // The call waits for the server of a network filesystem, or for a filesystem in user space.
     let mount = with_mount.then(|| rustix::fs::fstatvfs(fd).ok()).flatten()?;
     mount.f_flag.contains(StatVfsMountFlags::RDONLY).then_some(WriteProtection::Filesystem)
 }
@@ -80,8 +80,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let file = std::fs::File::create_new(folder.path().join("file")).expect("file");
         assert_eq!(found(&file, true), None);
-        // Kernels mount some filesystems for reading only, and nothing else is as common as this
-        // one.
+        // Kernels mount some filesystems read-only; this is the most common one.
         if let Ok(file) = std::fs::File::open("/sys/fs/cgroup/cgroup.controllers") {
             let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
             let is_read_only =

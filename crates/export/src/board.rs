@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use forebay_lane::Notify;
 use parking_lot::Mutex;
 
-/// Messages that lanes have not taken yet.
+/// Messages to lanes that have not been taken yet.
 pub struct Board<P> {
     lanes: AtomicUsize,
     posts: Mutex<Vec<(usize, P)>>,
-    /// Notified when there are more.
+    /// Notified when messages were added.
     pub changed: Notify,
 }
 
@@ -20,7 +20,7 @@ impl<P> Default for Board<P> {
 }
 
 impl<P> Board<P> {
-    /// Adds a lane; returns its number.
+    /// Adds a lane; returns the lane's number.
     pub fn join(&self) -> usize {
         self.lanes.fetch_add(1, Ordering::Relaxed)
     }
@@ -30,7 +30,7 @@ impl<P> Board<P> {
         self.lanes.load(Ordering::Relaxed)
     }
 
-    /// Leaves messages, each for the lane with that number.
+    /// Leaves messages, each for the lane with the given number.
     pub fn post(&self, posts: impl IntoIterator<Item = (usize, P)>) {
         self.posts.lock().extend(posts);
         self.changed.notify_all();

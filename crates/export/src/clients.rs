@@ -1,4 +1,4 @@
-//! Clients of a volume, as an operator reads them.
+//! Clients of a volume, described for an operator.
 
 use std::net::IpAddr;
 use std::num::NonZeroU32;
@@ -6,10 +6,10 @@ use std::num::NonZeroU32;
 use forebay_engine::Client;
 use forebay_host::processes;
 
-/// Number of clients that are named; the others are counted.
+/// Maximum number of clients that are named; the others are only counted.
 const NAMED: usize = 5;
 
-/// Connections that belong together.
+/// The source of a client's connections.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     Process(Option<NonZeroU32>),
@@ -24,8 +24,8 @@ impl Origin {
         }
     }
 
-    /// Returns its name and the transport by which it has connected; `first` is one of its
-    /// connections, `alone` if it has no other.
+    /// Returns the name of the source, and the transport of `first`, one of its connections.
+    /// `alone`: it has no other connection.
     fn name(self, first: &Client, alone: bool) -> String {
         match (self, first) {
             (Origin::Process(Some(pid)), _) => {
@@ -41,7 +41,7 @@ impl Origin {
     }
 }
 
-/// Returns the clients in a list: those with several connections once, with their number.
+/// Describes clients as a list; a source with several connections appears once, with their number.
 pub fn listed(clients: &[Client]) -> String {
     let mut all: Vec<(Origin, &Client, usize)> = Vec::new();
     for client in clients {
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn clients_are_grouped_by_process_and_machine() {
-        // No process has that number.
+        // No process has this ID.
         let local = |pid| Client::Local { pid: NonZeroU32::new(pid) };
         let clients = [
             local(u32::MAX),

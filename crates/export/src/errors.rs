@@ -12,13 +12,13 @@ use rustix::thread::{CapabilitySet, capabilities};
 /// Requirements of a front end, for the errors of [`refused`].
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
-    /// Ends the sentence if the daemon may not do it.
+    /// End of the sentence if the daemon lacks privileges.
     pub privileges: &'static str,
-    /// Ends the sentence if the kernel cannot do it.
+    /// End of the sentence if the kernel lacks a feature.
     pub kernel: &'static str,
 }
 
-/// Returns the error of a step that takes privileges or parts of the kernel.
+/// Returns the error of a step that needs privileges or parts of the kernel.
 pub fn refused(needs: Needs, what: &str, cause: io::Error) -> ExportError {
     let (kind, remedy) = match cause.kind() {
         io::ErrorKind::PermissionDenied => (ExportErrorKind::NotPermitted, needs.privileges),
@@ -33,7 +33,7 @@ pub fn refused(needs: Needs, what: &str, cause: io::Error) -> ExportError {
 /// Checks that this process may administer the machine.
 ///
 /// # Errors
-/// It may not, or that is not known.
+/// The process lacks the privilege, or its privileges are unknown.
 pub fn check_privileged() -> io::Result<()> {
     let is_able =
         capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
@@ -46,17 +46,17 @@ pub fn failed(what: impl fmt::Display, cause: io::Error) -> ExportError {
     ExportError { kind: ExportErrorKind::Failed, message, cause: Some(cause) }
 }
 
-/// Returns the error for a device in use. The daemon adds the way out, see
+/// Returns the error for a device in use. The daemon adds the remedy, see
 /// [`ExportErrorKind::InUse`].
 pub fn busy(volume: &str, device: &Path, users: &str) -> ExportError {
     let message = format!("{} of '{volume}' is in use: {users}", device.display());
     ExportError { kind: ExportErrorKind::InUse, message, cause: None }
 }
 
-/// Checks that no program uses a device that ends with this one.
+/// Checks that no program uses a device that cannot outlive this daemon.
 ///
 /// # Errors
-/// If a program uses it.
+/// A program uses the device.
 pub fn check_ending(volume: &str, device: &Path) -> Result<(), ExportError> {
     let users = Users::remaining(device, None);
     if users.is_empty() {

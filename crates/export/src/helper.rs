@@ -1,9 +1,9 @@
-//! Work that waits for the lanes, in a process of its own.
+//! Work that waits for the lanes, in a separate process.
 //!
-//! A process that waits for a device that it serves itself cannot be killed: it keeps its
-//! descriptors open until the wait is over, and so nothing ends the wait. So the daemon runs its
-//! own program, with a hidden verb, wherever the kernel may send a request to the device. If the
-//! daemon is killed, its successor can end the wait.
+//! A process that waits for a device that it serves itself cannot be killed: its descriptors stay
+//! open until the wait ends, and so nothing ends the wait. The daemon therefore runs its own
+//! program, with a hidden verb, wherever the kernel may send a request to the device. If the daemon
+//! is killed, its successor can end the wait.
 #![expect(clippy::disallowed_methods, reason = "waits for a process, on a thread of an operation")]
 
 use std::ffi::OsString;
@@ -23,11 +23,11 @@ pub const VERB: &str = "block-device";
 /// Interval at which the parent checks whether the process has ended.
 const STEP: Duration = Duration::from_millis(2);
 
-/// Runs the step of these arguments, which follow the verb, in a process; returns the number that
-/// it answers.
+/// Runs a step in a helper process; `arguments` follow the hidden verb. Returns the number that the
+/// step returns.
 ///
 /// # Errors
-/// An error of the system, or `TimedOut`; in the latter case the step may still take effect.
+/// The error of the system, or `TimedOut`; in the latter case the step may still take effect.
 pub fn run(arguments: &[OsString], patience: Duration) -> io::Result<u32> {
     let mut child = Command::new("/proc/self/exe")
         .arg(VERB)
@@ -53,11 +53,11 @@ pub fn run(arguments: &[OsString], patience: Duration) -> io::Result<u32> {
     understood(&answer)
 }
 
-/// Opens a device that no other program uses. While it is open, nothing can be mounted; and a mount
-/// that the daemon cannot see, because it is in another namespace, is found here.
+/// Opens a device that no other program uses. While it is open, nothing can be mounted from it.
+/// This also detects a mount in another namespace, which the daemon cannot see.
 ///
 /// # Errors
-/// That of the system.
+/// The error of the system.
 pub fn open_exclusively(device: &Path) -> io::Result<File> {
     let flags = OFlags::EXCL.bits().cast_signed();
     OpenOptions::new().read(true).custom_flags(flags).open(device)
@@ -71,7 +71,7 @@ pub fn answer(result: &io::Result<u32>) -> String {
     }
 }
 
-/// Returns the number of an error that is none of the system's.
+/// Returns the code of an error that has no number in the system.
 fn code_of(kind: io::ErrorKind) -> i32 {
     let errno = match kind {
         io::ErrorKind::TimedOut => Errno::TIMEDOUT,

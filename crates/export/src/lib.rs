@@ -1,12 +1,12 @@
-//! Code shared by front ends, most of it by those that make block devices of this machine.
+//! Code shared by front ends, mainly by those that provide block devices on this machine.
 //!
 //! - [`clients`]: connected clients
-//! - [`volume_devices`]: the life of devices that outlive the daemon, whichever their driver
+//! - [`volume_devices`]: the life of devices that outlive the daemon, independent of their driver
 //! - [`link`]: links with the names of volumes; [`names`]: those for udev
 //! - [`notes`]: device notes, by which the next daemon finds a device
 //! - [`board`]: messages to the lanes; [`served`]: the part of a lane
-//! - [`helper`]: steps in a process of their own
-//! - [`sync`]: one of these steps: makes file systems write the data that they have in memory
+//! - [`helper`]: steps in a separate process
+//! - [`sync`]: one of these steps, which makes file systems write their cached data
 //! - [`errors`]: errors with the operator's remedies
 #![forbid(unsafe_code)]
 
@@ -29,13 +29,13 @@ pub type Identify = Box<dyn Fn(&str) -> Option<VolumeIdentity> + Send + Sync>;
 pub struct VolumeIdentity {
     /// Equal for the same volume, as long as the process lives.
     pub text: String,
-    /// Whether the text is equal in the next process too, and the volume keeps no durably
-    /// acknowledged data only in RAM.
+    /// Whether the text is the same in the next process, and the volume has no durably acknowledged
+    /// data only in RAM.
     pub lasts: bool,
 }
 
 impl VolumeIdentity {
-    /// Returns the text if another process can serve the same volume.
+    /// Returns the text if another process can serve the same volume, and `None` otherwise.
     pub fn lasting(self) -> Option<String> {
         self.lasts.then_some(self.text)
     }

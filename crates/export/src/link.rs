@@ -10,14 +10,14 @@ use forebay_host::files::text;
 use forebay_host::mounts::mounts;
 use forebay_host::sysfs;
 
-/// Directory of the links. Unit tests make none.
+/// Directory of the links. The path for unit tests cannot be created.
 const DIR: &str = if cfg!(test) { "/proc/forebay" } else { "/dev/forebay" };
 
 /// The type of the file systems below loop devices of daemons.
 const FUSE: &str = "fuse.forebay";
 
-/// Makes `/dev/forebay/VOLUME`. `None`: that is impossible here, or the link belongs to another
-/// daemon.
+/// Makes `/dev/forebay/VOLUME` and returns its path. `None`: the link cannot be made on this
+/// machine, or belongs to another daemon.
 pub fn make(volume: &str, device: &Path) -> Option<PathBuf> {
     let link = Path::new(DIR).join(volume);
     match try_make(&link, device) {
@@ -49,7 +49,7 @@ fn try_make(link: &Path, device: &Path) -> io::Result<()> {
     symlink(device, link)
 }
 
-/// Returns where a link leads. The daemon makes absolute ones, and udev relative ones.
+/// Returns the target of a link. The daemon makes absolute links, and udev relative ones.
 fn target(link: &Path) -> Option<PathBuf> {
     let target = fs::read_link(link).ok()?;
     Some(match target.strip_prefix("..") {
@@ -58,15 +58,15 @@ fn target(link: &Path) -> Option<PathBuf> {
     })
 }
 
-/// Whether a device is one of a daemon: a link that another program's device got with its number
-/// leads nowhere.
+/// Returns whether a daemon serves a device. If another program's device got the number, a link to
+/// it is out of date.
 fn is_used(device: &Path) -> bool {
     let Some(name) = device.file_name() else { return false };
     let own = sysfs::of_disk(device);
     let name = name.as_encoded_bytes();
     if let Some(number) = name.strip_prefix(b"loop") {
-        // Of a daemon that this one sees. A path would say nothing: that is the same in other mount
-        // namespaces.
+        // The daemon must be in this mount namespace. A path would not tell, because other
+        // namespaces have the same paths.
         let number = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
         let found = number.and_then(|it| loop_device::file_system(LoopNumber(it)).ok());
         return found.is_some_and(|(file_system, _)| {
@@ -80,22 +80,22 @@ fn is_used(device: &Path) -> bool {
     }
 }
 
-/// Returns the link with the name of a volume if it leads to this device.
+/// Returns the link with the name of a volume if its target is this device.
 pub fn find(volume: &str, device: &Path) -> Option<PathBuf> {
     let link = Path::new(DIR).join(volume);
     target(&link).is_some_and(|target| target == device).then_some(link)
 }
 
-/// Removes a link, unless it leads somewhere else by now.
+/// Removes a link unless its target has changed.
 pub fn remove(link: &Path, device: &Path) {
     if target(link).is_some_and(|target| target == device) {
         let _ = fs::remove_file(link);
-        // Only the last one succeeds.
+        // This succeeds only for the last link.
         let _ = fs::remove_dir(DIR);
     }
 }
 
-/// Removes the link with the name of a volume if it leads to this device.
+/// Removes the link with the name of a volume if its target is this device.
 pub fn remove_of(volume: &str, device: &Path) {
     if let Some(link) = find(volume, device) {
         remove(&link, device);

@@ -1,5 +1,5 @@
-//! Links in a private directory, from the names of devices to those of their volumes. udev finds
-//! them there.
+//! Links in a private directory, from the names of devices to those of their volumes, which udev
+//! reads.
 
 use std::fs;
 use std::io;
@@ -24,10 +24,10 @@ impl Names {
         &self.dir
     }
 
-    /// Names a device: the name of its volume comes first in the text.
+    /// Names a device; `text` begins with the name of its volume.
     ///
     /// # Errors
-    /// That of the system.
+    /// The error of the system.
     pub fn add(&self, device: &Path, text: &str) -> io::Result<()> {
         let link = self.link(device);
         let _ = fs::create_dir(&self.dir);
@@ -42,7 +42,7 @@ impl Names {
         let _ = fs::remove_dir(&self.dir);
     }
 
-    /// Removes the name of a device, unless another volume has the device by now.
+    /// Removes the name of a device, unless the device belongs to another volume by now.
     pub fn remove_of(&self, volume: &str, device: &Path) {
         let text = fs::read_link(self.link(device)).ok();
         let text = text.as_deref().and_then(Path::to_str);

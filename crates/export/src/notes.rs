@@ -1,16 +1,17 @@
 //! Device notes: one file per volume, from which the next daemon finds the device that this one
-//! created. It has the mark that the kernel keeps with the device, and the identity of the volume.
+//! created. A note has the mark that the kernel stores with the device, and the identity of the
+//! volume.
 //!
-//! The number of a device identifies nothing: another program may have got it meanwhile. A note is
-//! written before its device is added, so that no device is without one. It must outlive the
-//! process, not the machine.
+//! The number of a device does not identify it: another program may have got the number meanwhile.
+//! A note is written before its device is added, so that no device is without one. It must survive
+//! the end of the process, but not of the machine.
 
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// Largest file that is read, in bytes.
+/// Largest note that is read, in bytes.
 const MOST: u64 = 4096;
 
 /// The device of a volume.
@@ -18,14 +19,16 @@ const MOST: u64 = 4096;
 pub struct Note {
     /// The device's mark; not 0.
     pub mark: u64,
-    /// Tells the volume from others of that name; empty if nothing does.
+    /// Identity of the volume, which differs for another volume of the same name; empty if the
+    /// volume has none.
     pub identity: String,
-    /// A daemon is about to take the device over, or was killed while it did.
+    /// A take-over of the device has begun and not ended; the daemon may have been killed during
+    /// it.
     pub half: bool,
 }
 
 impl Note {
-    /// Returns whether another daemon may serve the device: it knows the volume again.
+    /// Returns whether another daemon may serve the device, because it can recognise the volume.
     pub fn survives(&self) -> bool {
         !self.identity.is_empty()
     }
@@ -34,7 +37,7 @@ impl Note {
 /// The second line of a note with [`Note::half`].
 const HALF: &str = "half\n";
 
-/// Begins the names of notes that are set aside. No volume's name begins with a dot.
+/// Prefix of the names of notes that are set aside. No volume's name begins with a dot.
 const ASIDE: &str = "..";
 
 /// The notes of a daemon.
@@ -44,12 +47,12 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Keeps notes in a directory, which is made when there is one.
+    /// Keeps notes in a directory, which is created with the first note.
     pub fn new(dir: &Path) -> Self {
         Notes { dir: dir.to_owned() }
     }
 
-    /// Returns the note of a volume. One that cannot be read is none.
+    /// Returns the note of a volume; `None` if it is missing or cannot be read.
     pub fn read(&self, volume: &str) -> Option<Note> {
         let path = self.dir.join(volume);
         let small = fs::metadata(&path).is_ok_and(|found| found.len() <= MOST);
@@ -59,7 +62,7 @@ impl Notes {
     /// Writes the note of a volume.
     ///
     /// # Errors
-    /// That of the system.
+    /// The error of the system.
     pub fn write(&self, volume: &str, note: &Note) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         // No volume's name begins with a dot. Notes of several volumes may be written at the same
@@ -104,7 +107,7 @@ impl Notes {
         self.names().iter().filter_map(parse).collect()
     }
 
-    /// Removes one of these.
+    /// Removes a note that was set aside.
     pub fn remove_aside(&self, volume: &str, mark: u64) {
         let _ = fs::remove_file(self.place_aside(volume, mark));
     }

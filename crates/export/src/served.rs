@@ -1,4 +1,4 @@
-//! The part of a lane in a front end: it takes messages, and serves queues or connections.
+//! A lane's part of a front end: takes messages, and serves queues or connections.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,13 +14,13 @@ use crate::Board;
 pub struct LaneServed<P, S> {
     /// The lane.
     pub lane: Rc<Lane>,
-    /// Its ring.
+    /// The lane's ring.
     pub ring: Rc<Ring>,
-    /// Its volumes.
+    /// The lane's volumes.
     pub exports: Rc<dyn Exports>,
-    /// Its memory for requests.
+    /// The lane's memory for requests.
     pub memory: Rc<LaneMemory>,
-    /// Everything that is served.
+    /// All queues or connections that the lane serves.
     pub all: RefCell<Vec<Rc<S>>>,
     board: Arc<Board<P>>,
     number: usize,
@@ -28,7 +28,8 @@ pub struct LaneServed<P, S> {
 }
 
 impl<P, S> LaneServed<P, S> {
-    /// Joins a board with the calling lane, which serves nothing yet. Requests share `budget`.
+    /// Joins a board with the calling lane, which serves nothing yet. Requests take their memory
+    /// from `budget`.
     pub fn join(
         lane: &Rc<Lane>,
         ring: &Rc<Ring>,
@@ -68,7 +69,8 @@ impl<P, S> LaneServed<P, S> {
         self.board.changed.notify_all();
     }
 
-    /// Visits everything that is served of one volume; `name` returns the name of the volume.
+    /// Calls a function for each queue or connection of one volume; `name` returns the name of the
+    /// volume.
     pub fn each_of(&self, volume: &str, name: impl Fn(&S) -> &str, each: impl Fn(&S)) {
         self.all.borrow().iter().filter(|it| name(it) == volume).for_each(|it| each(it));
     }
@@ -79,8 +81,8 @@ impl<P, S> LaneServed<P, S> {
     }
 }
 
-/// Marks the calling thread as an I/O flusher, so that the kernel does not make it wait for
-/// writeback to a device that this thread serves (`PR_SET_IO_FLUSHER`): that would deadlock.
+/// Marks the calling thread as an I/O flusher (`PR_SET_IO_FLUSHER`). The kernel then does not make
+/// it wait for writeback to a device that this thread serves, which would be a deadlock.
 pub fn flush_for_kernel() {
     if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!(%error, "the lane cannot be told from other users of the device");

@@ -1,5 +1,4 @@
-//! Makes the file systems on a device write the data that they have in memory, before the device is
-//! disconnected.
+//! Makes the file systems on a device write their cached data before the device is disconnected.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -16,8 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The first argument of the helper.
 const WORD: &str = "sync";
 
-/// Makes the file systems on a device write the data that they have in memory, within the time
-/// limit.
+/// Makes the file systems on a device write their cached data, within the time limit.
 pub fn sync(users: &Users) {
     for point in users.file_systems() {
         if let Err(error) = helper::run(&[WORD.into(), (&point).into()], PATIENCE) {
@@ -26,7 +24,8 @@ pub fn sync(users: &Users) {
     }
 }
 
-/// Returns the file system that the helper is to sync; `None`: the arguments mean something else.
+/// Returns the mount point that the helper is to sync; `None` if the arguments are those of another
+/// step.
 pub fn parse(arguments: &[OsString]) -> Option<PathBuf> {
     match arguments {
         [word, point] if word == WORD => Some(point.into()),
@@ -34,10 +33,10 @@ pub fn parse(arguments: &[OsString]) -> Option<PathBuf> {
     }
 }
 
-/// Does it. For the helper.
+/// Executes the step. Called in the helper process.
 ///
 /// # Errors
-/// That of the system.
+/// The error of the system.
 pub fn execute(point: &Path) -> io::Result<u32> {
     rustix::fs::syncfs(File::open(point)?)?;
     Ok(0)

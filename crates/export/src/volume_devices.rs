@@ -1,5 +1,6 @@
-//! Block devices of the kernel that outlive the daemon: one for each volume. Here is the life of a
-//! device, from its creation or its revival after a crash to its end; a [`Driver`] knows the rest.
+//! Block devices of the kernel that outlive the daemon, one for each volume. This module manages
+//! the life of a device, from its creation or its revival after a crash to its end; a [`Driver`]
+//! implements the steps of one kind.
 #![expect(clippy::disallowed_methods, reason = "draws marks that no other device has")]
 
 use std::collections::BTreeMap;
@@ -29,7 +30,7 @@ pub struct VolumeDevice<S> {
     pub volume: String,
     /// The device.
     pub id: DeviceId,
-    /// Another daemon can serve it later.
+    /// Another daemon can serve the device later.
     pub survives: bool,
     /// Data of the driver.
     pub own: S,
@@ -49,10 +50,10 @@ pub struct VolumeDevices<D: Driver> {
 }
 
 impl<D: Driver> VolumeDevices<D> {
-    /// Starts without exports. Notes about devices are in `notes`; for udev, `names` has a link for
-    /// each device, with the name of its volume. Devices that a former daemon has left are served
-    /// again when their volumes are published; devices of volumes that are not `wanted` are
-    /// removed.
+    /// Starts without exports. Notes about devices are in `notes`; `names` gets a link for each
+    /// device, from which udev reads the name of its volume. Devices that a former daemon has left
+    /// are served again when their volumes are published; devices of volumes that are not `wanted`
+    /// are removed.
     pub fn claim(
         driver: D,
         (notes, names): (&Path, &Path),
@@ -86,8 +87,8 @@ impl<D: Driver> VolumeDevices<D> {
         self.devices.lock().get(volume).cloned()
     }
 
-    /// Looks up the note of a volume, and returns the device with its mark: a device of a former
-    /// daemon, or one whose creation is in progress.
+    /// Returns the device in the note of a volume: one of a former daemon, or one whose creation is
+    /// in progress.
     fn left(&self, volume: &str) -> Option<(DeviceId, Note)> {
         let note = self.notes.read(volume)?;
         let number = self.driver.find(note.mark)?;
@@ -98,12 +99,13 @@ impl<D: Driver> VolumeDevices<D> {
         self.driver.is_lost(device.id, &device.own)
     }
 
-    /// Exports a volume: serves its device again if a former daemon has left one, or makes one.
+    /// Exports a volume: serves the device of a former daemon again, or makes a new one.
     ///
     /// # Errors
-    /// Any step failed. A new device is removed then; one of a former daemon stays.
+    /// A step failed. A new device is removed; one of a former daemon stays.
     fn begin(&self, volume: &str) -> Result<VolumeDevice<D::Own>, ExportError> {
-        // `None`: data that the volume acknowledges as durable does not survive the daemon.
+        // `None` if RAM may hold data that the volume has acknowledged as durable: the volume then
+        // has no lasting identity.
         let identity = (self.identify)(volume).and_then(VolumeIdentity::lasting);
         let facts = self.driver.prepare(volume)?;
         self.sweep(volume, false);
@@ -142,7 +144,7 @@ impl<D: Driver> VolumeDevices<D> {
                 let gone = self.driver.remove(id, true).is_ok();
                 self.forget(volume, id, gone);
             }
-            // A command that has timed out may still be carried out.
+            // A command that has timed out may still take effect.
             None if error.cause.as_ref().is_some_and(timed_out) => {}
             None => self.notes.remove(volume),
         }
@@ -167,8 +169,8 @@ impl<D: Driver> VolumeDevices<D> {
         Ok(())
     }
 
-    /// Removes a device, which is `served` if it is one of this daemon. With `force` its users get
-    /// errors from now on.
+    /// Removes a device; `served` is its data if the lanes serve it. With `force`, users get errors
+    /// from now on.
     ///
     /// # Errors
     /// [`forebay_engine::ExportErrorKind::InUse`], never with `force`; nothing has changed then.
@@ -180,7 +182,7 @@ impl<D: Driver> VolumeDevices<D> {
         served: Option<&D::Own>,
     ) -> Result<(), ExportError> {
         let device = self.driver.path(id.number);
-        // The number may be another program's by now, and so are its users.
+        // Another program may have a device of this number by now, with users of its own.
         let users = match (self.driver.find(id.mark) != Some(id.number), force) {
             (true, _) => Users::default(),
             (false, true) => Users::of(&device, None),
@@ -217,15 +219,16 @@ impl<D: Driver> VolumeDevices<D> {
         Ok(())
     }
 
-    /// Removes the links to a device, and its note if the kernel has removed it (`gone`). As long
-    /// as the kernel has the device, its note stays, so that it can be found.
+    /// Removes the links to a device, and its note if the kernel has removed the device (`gone`).
+    /// While the kernel has the device, the note stays, so that the device can be found.
     fn forget(&self, volume: &str, id: DeviceId, gone: bool) {
         if !gone && !D::SETS_ASIDE {
             return;
         }
         self.driver.forget(volume);
         self.unlink(volume, id);
-        // Deleting a device that the kernel cannot remove could keep it from adding others.
+        // A delete command for a device that the kernel cannot remove could block the creation of
+        // others.
         if gone && self.driver.delete(volume, id) {
             self.notes.remove(volume);
         } else {
@@ -233,15 +236,15 @@ impl<D: Driver> VolumeDevices<D> {
         }
     }
 
-    /// Removes the links from a volume to a device number. Links of other volumes to that number
-    /// stay: the kernel may have given it to another device meanwhile.
+    /// Removes the links from a volume to a device number. Links of other volumes to the number
+    /// stay, because the kernel may have given it to another device.
     fn unlink(&self, volume: &str, id: DeviceId) {
         let device = self.driver.path(id.number);
         link::remove_of(volume, &device);
         self.names.remove_of(volume, &device);
     }
 
-    /// Deletes the devices of a volume that could not be removed earlier, as far as the kernel has
+    /// Deletes the devices of a volume whose earlier removal failed, as far as the kernel has
     /// released them. With `force`, asks the kernel once more to remove them.
     fn sweep(&self, volume: &str, force: bool) {
         for mark in self.notes.aside(volume) {
@@ -285,7 +288,7 @@ impl<D: Driver> FrontEnd for VolumeDevices<D> {
             self.cut(volume, device.id, true, Some(&device.own))?;
             self.devices.lock().remove(volume);
         }
-        // Not under the lock: reports must not wait for it.
+        // The lock is released here, so that reports do not wait for it.
         let device = self.begin(volume)?;
         let path = self.driver.path(device.id.number);
         tracing::info!(volume, device = %path.display(), "exported");
@@ -306,7 +309,7 @@ impl<D: Driver> FrontEnd for VolumeDevices<D> {
         }
     }
 
-    /// Leaves a device in use to the next daemon: its users wait.
+    /// Leaves a device in use to the next daemon; users wait meanwhile.
     fn leave(&self, volume: &str) -> Result<(), ExportError> {
         self.driver.leaving();
         let Some(device) = self.known(volume) else { return Ok(()) };

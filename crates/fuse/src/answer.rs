@@ -1,4 +1,4 @@
-//! Decides how a request is answered: at once, by the volume, or not at all. Pure.
+//! Decides how a request is answered: at once, by the volume, or without a reply. No I/O.
 
 use forebay_core::{IoError, Op, SECTOR_SIZE, Survives};
 use rustix::io::Errno;
@@ -16,9 +16,9 @@ pub const MAX_TRANSFER: u32 = 256 << 10;
 const PAGE: u32 = 4096;
 /// Most requests in flight that the kernel sends without a thread that waits for each.
 const MAX_BACKGROUND: u16 = 256;
-/// Seconds for which the kernel may remember attributes: practically for ever, because they do not
+/// Seconds for which the kernel may cache attributes: practically for ever, because they do not
 /// change. Otherwise a program that asks for them while no daemon answers, as `losetup` does, would
-/// wait, and so would the next daemon.
+/// wait, and the next daemon with it.
 const REMEMBERED: u64 = u32::MAX as u64;
 
 /// The volume behind the file.
@@ -36,7 +36,7 @@ pub struct FileFacts {
     pub uid: u32,
     /// The file's group.
     pub gid: u32,
-    /// It outlives the daemon, and its users do not notice the end of the daemon, so answered
+    /// The file outlives the daemon. Its users do not notice the end of the daemon, so answered
     /// writes must survive it.
     pub outlives: bool,
     /// Requests are to come through io_uring.
@@ -44,7 +44,7 @@ pub struct FileFacts {
 }
 
 impl FileFacts {
-    /// Returns the failure that each change survives at least.
+    /// Returns the failure that each change must survive before it is answered.
     fn promise(&self) -> Survives {
         if self.outlives { Survives::Daemon } else { Survives::Nothing }
     }
@@ -68,7 +68,7 @@ pub struct VolumeRequest {
 /// The content of a reply.
 #[derive(Clone, Copy, Debug)]
 pub enum Content {
-    /// Nothing but success.
+    /// No content; the reply only reports success.
     Nothing,
     /// To `INIT`.
     Init(InitOut),
@@ -99,20 +99,20 @@ impl Content {
 /// The answer to a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Action {
-    /// It has no reply.
+    /// The request gets no reply.
     Ignore,
-    /// It is answered.
+    /// The request is answered at once with this result.
     Reply(Result<Content, Errno>),
-    /// The volume is read, and `skip..skip + len` of that is the reply.
+    /// The volume is read; bytes `skip..skip + len` of the data are the reply.
     Read {
-        /// Covers the sectors that the kernel wants a part of.
+        /// The read of whole sectors that contain the requested bytes.
         request: VolumeRequest,
-        /// Bytes before those that the kernel wants.
+        /// Bytes before the requested ones.
         skip: u32,
-        /// Bytes that the kernel wants.
+        /// Number of requested bytes.
         len: u32,
     },
-    /// The volume does this, and the reply has only its result.
+    /// The volume executes this request, and the reply has only its result.
     Volume(VolumeRequest),
 }
 
@@ -133,7 +133,7 @@ pub fn decide(message: &Message, file: &FileFacts) -> Action {
         }
         FuseRequest::Lookup => Action::Reply(Err(Errno::NOTDIR)),
         FuseRequest::GetAttr => Action::Reply(Ok(Content::Attr(attributes(file)))),
-        // Tools that copy onto a device set the size that the file has already.
+        // Tools that copy to a device set the size that the file already has.
         FuseRequest::SetAttr { size: Some(size) } if size == file.size => {
             Action::Reply(Ok(Content::Attr(attributes(file))))
         }
@@ -211,7 +211,7 @@ fn attributes(file: &FileFacts) -> AttrOut {
     AttrOut { valid: REMEMBERED, valid_fraction: 0, padding: 0, attr }
 }
 
-/// A loop device takes its unit of discards from here.
+/// A loop device takes its unit of discards from this block size.
 fn space(file: &FileFacts) -> StatFsOut {
     StatFsOut {
         blocks: [file.size / u64::from(PAGE), 0, 0],
@@ -225,7 +225,7 @@ fn space(file: &FileFacts) -> StatFsOut {
     }
 }
 
-/// Reads may begin and end anywhere, so that every tool can read the file.
+/// Reads may have any alignment, so that every tool can read the file.
 fn read(offset: u64, len: u32, file: &FileFacts) -> Action {
     if len > MAX_TRANSFER {
         return Action::Reply(Err(Errno::INVAL));
@@ -238,7 +238,7 @@ fn read(offset: u64, len: u32, file: &FileFacts) -> Action {
     let request = VolumeRequest {
         op: Op::Read,
         offset: start,
-        // The size is a multiple of 512, so this does not go beyond it.
+        // The size is a multiple of 512, so the rounded end is not beyond it.
         len: end.next_multiple_of(SECTOR_SIZE) - start,
         survives: Survives::Nothing,
         punch: false,
@@ -286,7 +286,7 @@ fn fallocate(offset: u64, len: u64, mode: u32, file: &FileFacts) -> Action {
     }
 }
 
-/// Checks a range that is to be changed.
+/// Checks the range of a change.
 fn check(offset: u64, len: u64, file: &FileFacts) -> Result<(), Errno> {
     if file.read_only {
         return Err(Errno::ROFS);

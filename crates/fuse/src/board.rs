@@ -23,10 +23,10 @@ pub(crate) struct Connection {
     pub(crate) fd: OwnedFd,
     /// The file outlives the daemon.
     pub(crate) outlives: bool,
-    /// The queues that the lane serves, if requests are to come through io_uring.
+    /// The queues of the lane; `None` if requests do not come through io_uring.
     pub(crate) queues: Option<Queues>,
-    /// Gets the facts about the volume when the lane has begun, or nothing if that does not have
-    /// it.
+    /// Receives the facts about the volume when the lane has begun; disconnected without them if
+    /// the lane does not have the volume.
     pub(crate) begun: Sender<FileFacts>,
     /// Dropped when the lane has ended.
     pub(crate) ended: Sender<()>,

@@ -1,8 +1,9 @@
-//! One lane's part of the connection for one file: takes requests, executes them, gives replies.
+//! One lane's part of the connection for one file: takes requests, executes them, and gives replies
+//! to the kernel.
 //!
-//! A request that the volume answers at once is answered before the next one is looked at; every
-//! other one is submitted, and answered when it completes. Nothing waits for a reply to be taken:
-//! the kernel copies it at once.
+//! A request that the volume answers at once is answered before the next one is parsed; every other
+//! request is submitted, and answered when it completes. A reply never waits, because the kernel
+//! copies it at once.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -37,20 +38,21 @@ pub(crate) use entries::Queues;
 const DATA: usize = 4096;
 /// Bytes of a buffer for a request.
 const BUFFER: usize = DATA + MAX_TRANSFER as usize;
-/// Offset of a request in its buffer, so that the data of a write begin at [`DATA`].
+/// Offset of a request in its buffer. The data of a write then begin at [`DATA`].
 const START: usize = DATA - WRITE_HEADER;
-/// Most requests that are taken together.
+/// Most requests that are taken at a time.
 const TOGETHER: usize = 4;
 /// Bytes of memory of a channel, without its requests.
 pub(crate) const CHANNEL_BYTES: u64 = (TOGETHER * BUFFER.next_power_of_two() + (16 << 10)) as u64;
 /// Most requests in flight.
 const IN_FLIGHT: usize = 256;
-/// Most bytes of memory for them. A single request is accepted even if it needs more.
+/// Most bytes of memory for the requests of a channel. A single request is accepted even if it
+/// needs more.
 const HELD: u64 = 64 << 20;
 /// Data of a write up to this length are copied, so that their buffer can take the next request.
 const COPIED: usize = 64 << 10;
 
-/// A request that the volume has.
+/// A request that was submitted to the volume.
 struct FileRequest {
     id: RequestId,
     held: u64,
@@ -58,13 +60,14 @@ struct FileRequest {
 }
 
 enum FileRequestKind {
-    /// The part of the data that the kernel wants, and the space before the data.
+    /// The requested part of the data, and the space before the data.
     Read { head: IoBuf, wanted: Range<usize> },
     /// The bytes.
     Write(u32),
-    /// Zeroes that need not be allocated, unless that has been refused already.
+    /// A request to zero a range and give its space back. If the volume refuses it, the range is
+    /// zeroed without that.
     Punch(VolumeRequest),
-    /// The request of an entry, which is answered where its result is awaited.
+    /// The request of an entry; the task of the entry waits for the result and replies.
     Entry(Rc<EntryOutcome>),
     /// Anything else.
     Other,
@@ -75,7 +78,7 @@ pub(crate) struct Channel {
     name: String,
     fd: Arc<OwnedFd>,
     file: FileFacts,
-    /// `None`: the volume is gone, and every request fails.
+    /// `None` once the volume is gone: every request then fails.
     target: RefCell<Option<Rc<dyn BlockService>>>,
     lane: Rc<Lane>,
     ring: Rc<Ring>,
@@ -83,17 +86,18 @@ pub(crate) struct Channel {
     in_flight: RefCell<Tags<FileRequest>>,
     /// Bytes of memory held by its requests.
     held: Cell<u64>,
-    /// A request has ended, or the volume is gone. The task of every entry may wait for that.
+    /// Notified when a request has ended or the volume is gone. The tasks of all entries may wait
+    /// for it.
     room: Notify,
     closed: Cell<bool>,
     /// Another program takes over the connection.
     leaving: Cell<bool>,
-    /// One of the two has changed.
+    /// Raised when `closed` or `leaving` has changed.
     closing: Signal,
     this: Weak<Channel>,
 }
 
-/// A message as it was taken.
+/// A received message, as it is in its buffer.
 struct Taken {
     buf: IoBuf,
     len: usize,
@@ -135,29 +139,29 @@ impl Channel {
         &self.name
     }
 
-    /// Lets go of the volume: from now on every request fails, except those in flight.
+    /// Releases the volume: from now on every request fails, except those in flight.
     pub(crate) fn let_go(&self) {
         drop(self.target.take());
         self.room.notify_all();
     }
 
-    /// Stops serving, whether the file is in use or not. When every lane has done so, its users get
-    /// errors.
+    /// Stops serving, even if the file is in use. Its users get errors once all lanes have stopped.
     pub(crate) fn close(&self) {
         self.closed.set(true);
         self.closing.raise();
     }
 
-    /// Takes no more requests, so that another program can take over the connection:
-    /// [`Channel::serve`] ends when the requests that were taken are answered, or left to that
+    /// Takes no more requests, so that another program can take over the connection.
+    /// [`Channel::serve`] ends when the requests that were taken are answered or left to that
     /// program.
     pub(crate) fn leave(&self) {
         self.leaving.set(true);
         self.closing.raise();
     }
 
-    /// Returns a descriptor of the connection for the next program, if the channel was left with
-    /// every request answered, or the kernel can give the others again.
+    /// Returns a descriptor of the connection for the next program. Returns `None` unless the
+    /// channel was left with every request answered, or the kernel can send the unanswered ones
+    /// again.
     pub(crate) fn left(&self) -> Option<OwnedFd> {
         if !self.leaving.get() || !(self.is_idle() || self.file.outlives) {
             return None;
@@ -215,8 +219,8 @@ impl Channel {
         self.ring.begin(RingOp::TakeMessage { fd: self.fd.clone(), buf, range })
     }
 
-    /// Waits until messages have been taken, or there will be none any more: because of an error,
-    /// or of the end of this channel, which counts as [`Errno::NODEV`].
+    /// Waits until messages have been received, or none can arrive any more: because of an error,
+    /// or because the channel ends, which returns [`Errno::NODEV`].
     async fn take(&self, takes: &mut [Option<RingRun>], taken: &mut Vec<Taken>) -> Option<Errno> {
         let mut end = None;
         std::future::poll_fn(|context| {
@@ -225,7 +229,7 @@ impl Channel {
                 end = Some(Errno::NODEV);
             }
             if self.leaving.get() {
-                // Requests that the kernel has given by now are still taken.
+                // Requests that the kernel has already passed on are still taken.
                 takes.iter().flatten().for_each(RingRun::cancel);
             }
             for take in &mut *takes {
@@ -238,10 +242,10 @@ impl Channel {
                     (result, buf) => {
                         let error = result.err().and_then(|error| Errno::from_io_error(&error));
                         match error.unwrap_or(Errno::IO) {
-                            // The next program takes them.
+                            // The request stays with the kernel, for the next program.
                             Errno::CANCELED | Errno::NOENT | Errno::INTR | Errno::AGAIN
                                 if self.leaving.get() => {}
-                            // A request was cancelled while it was taken.
+                            // A request was aborted while it was received.
                             Errno::NOENT | Errno::INTR | Errno::AGAIN => {
                                 let mut again = self.begin_take(buf);
                                 let _ = Pin::new(&mut again).poll(context);
@@ -315,8 +319,8 @@ impl Channel {
     /// Waits until a request may be executed, and takes its memory.
     ///
     /// # Errors
-    /// [`IoError::ShuttingDown`]: the volume is gone. [`IoError::NoSpace`]: it would wait for ever,
-    /// because it takes more memory than there is.
+    /// [`IoError::ShuttingDown`]: the volume is gone. [`IoError::NoSpace`]: the request needs more
+    /// memory than there is, and would wait for ever.
     async fn admit(&self, request: &VolumeRequest) -> Result<(Rc<dyn BlockService>, u64), IoError> {
         loop {
             let room = self.room.listen();
@@ -337,8 +341,9 @@ impl Channel {
         }
     }
 
-    /// Waits until there may be memory for a request: for its own requests if they hold some,
-    /// otherwise in the queue for that of others. Returns whether it has got it.
+    /// Waits until there may be memory for a request. If the channel's own requests hold memory, it
+    /// waits for one of them; otherwise it queues for memory of others. Returns whether it got the
+    /// memory.
     async fn wait_for_memory(&self, bytes: u64, room: Notified<'_>) -> bool {
         if self.held.get() > 0 {
             room.await;
@@ -388,7 +393,8 @@ impl Channel {
         }
     }
 
-    /// Executes a request that changes the volume, or a flush. Returns `buf`, unless it is in use.
+    /// Executes a request that changes the volume, or a flush. Returns `buf` unless the volume
+    /// still uses it.
     fn change(
         &self,
         id: RequestId,
@@ -443,9 +449,8 @@ impl Channel {
         target.submit(Request { tag, op, offset, len, survives, fast, no_hole, data }, sink);
     }
 
-    /// Zeroes a range whose space cannot be given back. The kernel never sends discards again to a
-    /// file that refuses one, so a range is refused only if it is large enough to have been
-    /// possible.
+    /// Zeroes a range whose space cannot be given back. The kernel sends no more discards to a file
+    /// that has refused one, so a range is refused only if it was large enough to be given back.
     fn punch_refused(self: Rc<Self>, in_flight: FileRequest, request: VolumeRequest) {
         let target = self.target.borrow().clone().ok_or(IoError::ShuttingDown);
         let small = target.and_then(|target| {
@@ -472,14 +477,13 @@ impl Channel {
         });
     }
 
-    /// Returns whether no part of a range could have been given back.
+    /// Returns whether a range is so small that no part of it could have been given back.
     fn is_small(&self, target: &Rc<dyn BlockService>, request: &VolumeRequest) -> bool {
         request.len < 2 * target.preferred_block().max(DATA as u64)
     }
 
-    /// Gives the reply to a request that the volume has not executed. Where that is because the
-    /// volume ends, and the file outlives that, there is none: the kernel has the next program
-    /// execute the request.
+    /// Replies to a request that the volume has not executed. If the volume ends and the file
+    /// outlives it, there is no reply, and the kernel has the next program execute the request.
     fn fail(&self, id: RequestId, error: IoError) {
         let left = error == IoError::ShuttingDown && self.leaving.get() && self.file.outlives;
         if !left {
@@ -501,7 +505,8 @@ impl Channel {
         self.give(buf, 0..len);
     }
 
-    /// Gives the part `wanted` of the data in `buf`; the header is put right before that.
+    /// Replies with the part `wanted` of the data in `buf`, and writes the header directly before
+    /// it.
     fn reply_data(&self, id: RequestId, mut buf: IoBuf, wanted: Range<usize>) {
         let range = DATA + wanted.start - OUT_HEADER..DATA + wanted.end;
         let header = OutHeader { len: range.len() as u32, error: 0, unique: id.0 };
@@ -515,7 +520,7 @@ impl Channel {
         }
     }
 
-    /// Has the kernel take a reply. That fails only if the request is not waited for any more.
+    /// Gives a reply to the kernel. This fails only if nothing waits for the request any more.
     fn give(&self, buf: IoBuf, range: Range<usize>) {
         let fd = self.fd.clone();
         self.ring.forget(self.ring.start(RingOp::GiveMessage { fd, buf, range }));

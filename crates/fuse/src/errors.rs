@@ -10,7 +10,7 @@ const NEEDS: Needs = Needs {
     kernel: "; export=fuse needs the kernel's modules fuse and loop: 'modprobe fuse loop', or leave it at export=nbd",
 };
 
-/// A step that takes privileges or parts of the kernel.
+/// Returns the error of a step that needs privileges or parts of the kernel.
 pub(crate) fn refused(what: &str, cause: io::Error) -> ExportError {
     errors::refused(NEEDS, what, cause)
 }

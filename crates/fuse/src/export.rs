@@ -1,5 +1,5 @@
-//! One exported volume: the mounted file, the loop device on top, and the link to that. Everything
-//! here runs off the lanes, because it makes requests that these answer.
+//! One exported volume: the mounted file, the loop device on top of it, and the link to the device.
+//! This runs off the lanes, because it sends requests that the lanes answer.
 #![expect(clippy::disallowed_methods, reason = "waits for the kernel, on a thread of an operation")]
 
 use std::ffi::CString;
@@ -36,9 +36,9 @@ use crate::stale::FS_TYPE;
 
 /// Time limit for attaching a loop device; nothing in it waits for a device.
 const ATTACHING: Duration = Duration::from_secs(30);
-/// Time limit for the kernel and the lanes to release a device that is removed.
+/// Time limit for the kernel and the lanes to release a removed device.
 const LETTING_GO: Duration = Duration::from_secs(5);
-/// Interval at which that is checked.
+/// Interval at which the release is checked.
 const STEP: Duration = Duration::from_millis(10);
 
 /// The tools to make exports.
@@ -55,9 +55,9 @@ pub(crate) struct ExportedFile {
     file: PathBuf,
     mark: Mark,
     link: Option<PathBuf>,
-    /// Another daemon can take it over.
+    /// Another daemon can take the export over.
     outlives: bool,
-    /// Its requests come through io_uring: no other program can take it over.
+    /// Requests come through io_uring, so no other program can take the connection over.
     io_uring: bool,
     /// Disconnected when no lane serves the file any more.
     ended: Mutex<Receiver<()>>,
@@ -76,7 +76,7 @@ impl Drop for Mounted {
 }
 
 impl ExportedFile {
-    /// Mounts the file of a volume in `dir`, has the lanes serve it, and attaches a loop device.
+    /// Mounts the file of a volume in `dir`, makes the lanes serve it, and attaches a loop device.
     ///
     /// # Errors
     /// Any step failed; the others are undone.
@@ -117,11 +117,11 @@ impl ExportedFile {
         Ok(export)
     }
 
-    /// Takes over an export of the previous program, which is complete but for a server. The device
-    /// keeps its size if the volume has grown.
+    /// Takes over an export of the previous program, which lacks only a server. The device keeps
+    /// its size even if the volume has grown.
     ///
     /// # Errors
-    /// The lanes cannot serve it. Its users get errors.
+    /// The lanes cannot serve the export. Its users get errors.
     pub(crate) fn resume(
         dir: &Path,
         volume: &str,
@@ -143,8 +143,8 @@ impl ExportedFile {
     /// Removes an export of the previous program that has no server. Its users get errors.
     pub(crate) fn abandon(dir: &Path, volume: &str, left: LeftExport, tools: Tools<'_>) {
         let LeftExport { mark, link, connections, identity, kept: _ } = left;
-        // From here on the kernel answers the requests that wait, with errors; after a hand-over
-        // the service manager may have the connections as well.
+        // Without these descriptors the kernel fails the waiting requests. After a hand-over the
+        // service manager may hold descriptors as well.
         drop(connections);
         if let Some(identity) = identity {
             tools.keeping.forget_former(volume, &identity);
@@ -158,29 +158,30 @@ impl ExportedFile {
         }
     }
 
-    /// Returns its loop device.
+    /// Returns the number of the loop device.
     pub(crate) fn number(&self) -> LoopNumber {
         self.mark.number
     }
 
-    /// Returns whether the loop device was detached, or has another file, without the daemon.
+    /// Returns whether something other than the daemon has detached the loop device or attached
+    /// another file to it.
     pub(crate) fn is_lost(&self) -> bool {
         !self.mark.is_there()
     }
 
-    /// Removes the link to a device that is another program's by now.
+    /// Removes the link to a device that belongs to another program by now.
     pub(crate) fn unlink(&self) {
         if let Some(link) = &self.link {
             link::remove(link, &self.number().path());
         }
     }
 
-    /// Returns whether no other program can take it over.
+    /// Returns whether the export ends with this program, because no other one can take it over.
     pub(crate) fn is_bound_to_program(&self) -> bool {
         self.io_uring
     }
 
-    /// Returns the link to it.
+    /// Returns the link to the device.
     pub(crate) fn link(&self) -> Option<&Path> {
         self.link.as_deref()
     }
@@ -208,14 +209,14 @@ impl ExportedFile {
         }
     }
 
-    /// Removes it all. With `force` its users get errors from now on.
+    /// Removes file, loop device and link. With `force`, users get errors from now on.
     ///
     /// # Errors
     /// [`ExportErrorKind::InUse`], never with `force`; nothing has changed then.
     pub(crate) fn end(&self, tools: Tools<'_>, force: bool) -> Result<(), ExportError> {
         let device = self.number().path();
         let file = Some(&*self.file);
-        // The device may be another program's by now, and so are its users.
+        // Another program may have a device of this number by now, with users of its own.
         let users = if self.is_lost() {
             Users::default()
         } else if force {
@@ -230,7 +231,8 @@ impl ExportedFile {
             tracing::warn!(volume = self.volume, device = %device.display(), "the device is removed although it is {users}: they get I/O errors");
             sync(&users);
         }
-        // Another daemon may get the device, and link to it, as soon as it is detached.
+        // As soon as the device is detached, another daemon may get its number and make a link to
+        // it.
         if let Some(link) = &self.link {
             link::remove(link, &device);
         }
@@ -267,8 +269,8 @@ impl ExportedFile {
         Ok(())
     }
 
-    /// Leaves it to the next daemon, if that one can serve it and it has users. Returns whether it
-    /// is left.
+    /// Leaves the export to the next daemon if that one can serve it and it has users. Returns
+    /// whether it was left.
     pub(crate) fn leave(&self, board: &ChannelBoard) -> bool {
         let (device, file) = (self.number().path(), Some(&*self.file));
         let users = Users::of(&device, file);
@@ -295,12 +297,11 @@ impl ExportedFile {
             }
             std::thread::sleep(STEP);
         }
-        // The kernel fails the requests that have no server, also those that wait in a ring of a
-        // lane.
+        // The kernel fails requests without a server, including those that wait in a lane's ring.
         if force {
             let _ = unmount(&self.file, UnmountFlags::FORCE);
         }
-        // Not mounted any more, unless it is still in use.
+        // Unmounts lazily: the file system ends when it is no longer in use.
         let _ = unmount(&self.file, UnmountFlags::DETACH);
         if let Err(error) = fs::remove_file(&self.file) {
             tracing::warn!(file = %self.file.display(), %error, "the file of a volume cannot be removed");
@@ -308,17 +309,17 @@ impl ExportedFile {
     }
 }
 
-/// Has each lane serve a connection, of which there is at least one descriptor; requests come
-/// through io_uring if that is wanted and possible, and the file does not outlive the daemon then.
-/// Returns the facts about the volume, and a channel that is disconnected when no lane serves it
-/// any more.
+/// Makes each lane serve a connection, of which at least one descriptor is given. Requests come
+/// through io_uring if that is wanted and possible; the file then does not outlive the daemon.
+/// Returns the facts about the volume, and a channel that is disconnected when no lane serves the
+/// volume any more.
 fn serve(
     volume: &str,
     mut fds: Vec<OwnedFd>,
     tools: Tools<'_>,
     io_uring: bool,
 ) -> Result<(FileFacts, Receiver<()>), ExportError> {
-    // A descriptor without requests in flight can be closed while others remain.
+    // Extra descriptors have no requests in flight, so they can be closed while others remain.
     let Tools { board, keeping, .. } = tools;
     fds.truncate(board.lanes());
     for _ in fds.len()..board.lanes() {
@@ -348,7 +349,7 @@ fn serve(
     }
 }
 
-/// Has each lane close its connection for a volume, with the requests in flight unanswered.
+/// Makes each lane close its connection for a volume, without an answer to requests in flight.
 fn close(board: &ChannelBoard, volume: &str) {
     board.post_to_all(|| Post::Close(volume.to_owned()));
 }
@@ -389,7 +390,7 @@ fn attach(file: &Path, facts: &FileFacts, names: &Path) -> Result<Mark, ExportEr
         let is_ours = |mount: &Mount| mount.point == *file && mount.device == found;
         match mounts().iter().any(is_ours) {
             true => Ok(Mark { number, sequence }),
-            // It was detached and attached again meanwhile.
+            // Another program has detached the device and attached another file meanwhile.
             false => Err(Errno::BUSY.into()),
         }
     });

@@ -36,14 +36,14 @@ pub struct FuseFrontEnd {
     board: Arc<ChannelBoard>,
     keeping: Keeping,
     marks: Marks,
-    /// Requests come through io_uring where the kernel allows it.
+    /// Whether requests come through io_uring where the kernel allows it.
     io_uring: bool,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The directory, locked, if it has been needed.
+    /// The locked directory; `None` until it is needed.
     lock: Option<File>,
     exports: BTreeMap<String, Arc<ExportedFile>>,
     /// Exports of the previous program whose volumes are not served yet.
@@ -52,11 +52,11 @@ struct State {
 
 impl FuseFrontEnd {
     /// Starts with the exports that the previous program has handed over, or with those of a former
-    /// daemon whose connections `store` has kept. Then removes others in `dir` that a killed daemon
-    /// has left. Requests share `memory`. With `io_uring` they come through the lanes' rings where
-    /// the kernel allows that, which is faster; such devices end with the program. Notes about
-    /// devices are in `notes`. For udev, `names` has a link for each device, with the name of its
-    /// volume and the device's mark.
+    /// daemon whose connections `store` has kept. Then removes all other files in `dir` that a
+    /// killed daemon has left. Requests share `memory`. With `io_uring`, requests come through the
+    /// lanes' rings where the kernel allows that, which is faster; such devices end with the
+    /// program. Notes about devices are in `notes`. `names` gets a link for each device, from which
+    /// udev reads the name of its volume and its mark.
     pub fn claim(
         dir: &Path,
         (notes, names): (&Path, &Path),
@@ -77,17 +77,18 @@ impl FuseFrontEnd {
             io_uring,
             state: Mutex::new(State { lock, left, exports: BTreeMap::new() }),
         };
-        // As long as the manager keeps these descriptors, users of such a file wait for ever.
+        // While the service manager keeps these descriptors, users of the file wait for ever.
         for (volume, identity) in useless {
             front_end.keeping.forget_former(&volume, &identity);
         }
-        // A directory that another daemon uses is reported when a volume is to be exported there.
+        // If another daemon uses the directory, the error is reported when a volume is exported
+        // there.
         if handed_over || dir.exists() {
             let mut state = front_end.state.lock();
             match front_end.lock(&mut state) {
                 Ok(()) => {
-                    // Inherited files are kept, except those whose devices other programs have
-                    // ended.
+                    // Keeps inherited files, except those whose devices were detached by other
+                    // programs.
                     let left = |file: &Path| state.left.keys().any(|name| dir.join(name) == file);
                     stale::clean(dir, &front_end.marks, left);
                 }
@@ -101,7 +102,7 @@ impl FuseFrontEnd {
         Tools { board: &self.board, keeping: &self.keeping, marks: &self.marks }
     }
 
-    /// Makes sure that no other daemon uses the directory.
+    /// Locks the directory against other daemons.
     fn lock(&self, state: &mut State) -> Result<(), ExportError> {
         if state.lock.is_some() {
             return Ok(());
@@ -118,7 +119,7 @@ impl FuseFrontEnd {
         Ok(())
     }
 
-    /// Makes the directory, and makes sure that no other daemon uses it.
+    /// Creates the directory, and locks it against other daemons.
     fn prepare(&self, state: &mut State) -> Result<(), ExportError> {
         if state.lock.is_some() {
             return Ok(());
@@ -170,7 +171,7 @@ impl FrontEnd for FuseFrontEnd {
             self.state.lock().exports.remove(volume);
         }
         self.prepare(&mut self.state.lock())?;
-        // Not under the lock: reports must not wait for it.
+        // The lock is released here, so that reports do not wait for it.
         let io_uring = self.io_uring && forebay_device::fuse::is_enabled();
         if self.io_uring && !io_uring {
             tracing::warn!(
@@ -207,8 +208,8 @@ impl FrontEnd for FuseFrontEnd {
         Ok(())
     }
 
-    /// Leaves a device in use to the next daemon if the service manager keeps its connections: its
-    /// users wait.
+    /// Leaves a device in use to the next daemon if the service manager keeps its connections;
+    /// users wait meanwhile.
     fn leave(&self, volume: &str) -> Result<(), ExportError> {
         let known = self.state.lock().exports.get(volume).cloned();
         if known.is_some_and(|export| export.leave(&self.board)) {
@@ -272,7 +273,7 @@ impl FrontEnd for FuseFrontEnd {
             let copied = fd.try_clone_to_owned();
             copied.inspect_err(|error| tracing::error!(of, %error, "cannot be handed over")).ok()
         };
-        // Those that were never served again by this program either.
+        // Hands over exports of the previous program as well that this one has not served.
         for (volume, left) in &state.left {
             let export = inherited::export(volume, left.mark.number, left.link.as_deref());
             items.push(HandedOver { identity: left.identity.clone(), ..export });

@@ -1,4 +1,5 @@
-//! The steps that wait for the file, for a process of their own; see [`forebay_export::helper`].
+//! The steps that wait for the file. They run in a separate process; see
+//! [`forebay_export::helper`].
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -24,21 +25,21 @@ pub enum LoopTask {
     Attach {
         /// The file.
         file: PathBuf,
-        /// Bytes of its logical sectors.
+        /// Bytes of the device's logical sectors.
         sector: u32,
         /// Refuse writes.
         read_only: bool,
-        /// Directory of a link from the name of the device to that of the volume, which is made
-        /// before the device has the file.
+        /// Directory of a link from the name of the device to that of the volume. The link is made
+        /// before the file is attached.
         names: PathBuf,
     },
     /// Detach a loop device.
     Detach {
         /// The device.
         number: LoopNumber,
-        /// Its sequence number; a device that has got another one by now is left alone.
+        /// Sequence number of the device. A device whose number differs by now is left alone.
         sequence: Option<u64>,
-        /// Even if it is in use; the kernel then waits for its last user.
+        /// Detaches the device even if it is in use; the kernel then waits for its last user.
         force: bool,
     },
 }
@@ -87,10 +88,10 @@ impl LoopTask {
         }
     }
 
-    /// Does it; returns the number of the device. For the helper.
+    /// Executes the step; returns the number of the device. Called in the helper process.
     ///
     /// # Errors
-    /// That of the system.
+    /// The error of the system.
     pub fn execute(&self) -> io::Result<u32> {
         let number = match self {
             LoopTask::Attach { file, sector, read_only, names } => {
@@ -101,10 +102,10 @@ impl LoopTask {
         number.map(|number| number.0)
     }
 
-    /// Has a process do it; returns the number of the device.
+    /// Executes the step in a helper process; returns the number of the device.
     ///
     /// # Errors
-    /// That of the system, or `TimedOut`; in the latter case it may still happen.
+    /// The error of the system, or `TimedOut`; in the latter case the step may still take effect.
     pub(crate) fn run(&self, patience: Duration) -> io::Result<LoopNumber> {
         helper::run(&self.arguments(), patience).map(LoopNumber)
     }
@@ -120,15 +121,15 @@ fn attach(file: &Path, sector: u32, read_only: bool, names: &Path) -> io::Result
     let volume = file.file_name().unwrap_or_default().to_string_lossy();
     let device = rustix::fs::fstat(&opened)?.st_dev;
     let file_system = sysfs::number_text(device);
-    // udev learns the name before it sees the device. Without the link it does not know the device
-    // by the name of the volume.
+    // The link must exist before udev sees the device; otherwise udev does not name the device
+    // after the volume.
     let names = Names::new(names);
     let before = |number| drop(name(&names, number, &volume, &file_system));
     loop_device::attach(&opened, options, before, |number| names.remove(&number.path()))
 }
 
-/// Names a device for udev, with its mark: the file system of its file, like `0:43`, or its
-/// sequence number. No other user can write there.
+/// Makes the link that names a device for udev. It has the mark: the file system of the file, like
+/// `0:43`, or the device's sequence number. No other user can write to the directory.
 pub(crate) fn name(names: &Names, number: LoopNumber, volume: &str, known: &str) -> io::Result<()> {
     names.add(&number.path(), &format!("{volume} {known}"))
 }
@@ -144,7 +145,7 @@ fn detach(number: LoopNumber, sequence: Option<u64>, force: bool) -> io::Result<
         })?;
     }
     match loop_device::detach(number, sequence) {
-        // Nothing is attached any more, or the file of another program.
+        // The device is detached already, or has the file of another program.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => Ok(number),
         result => result.map(|()| number),
     }

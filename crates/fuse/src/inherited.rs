@@ -15,11 +15,11 @@ use crate::stale;
 
 /// Label of the directory's lock: its path.
 const DIRECTORY: &str = "directory";
-/// Label of one lane's connection for a file: the volume, and if the service manager has kept it,
-/// the volume's identity.
+/// Label of one lane's connection for a file: the volume and, if the service manager has kept the
+/// connection, the volume's identity.
 pub(crate) const CONNECTION: &str = "connection";
-/// Label of an export: the volume, the number of the loop device, and the link to that, if there is
-/// one.
+/// Label of an export: the volume, the number of the loop device, and the link to the device, if
+/// there is one.
 const EXPORT: &str = "export";
 
 /// Labels a connection.
@@ -35,7 +35,7 @@ pub(crate) fn export(volume: &str, number: LoopNumber, link: Option<&Path>) -> H
     HandedOver { label, ..HandedOver::default() }
 }
 
-/// Returns the volume of a connection or an export; `None`: it is something else.
+/// Returns the volume of a connection or an export; `None` for any other label.
 pub(crate) fn volume_of(item: &HandedOver) -> Option<&str> {
     let words = item.labelled(CONNECTION).or_else(|| item.labelled(EXPORT))?;
     words.first().map(String::as_str)
@@ -54,26 +54,26 @@ pub(crate) struct LeftExport {
     pub(crate) link: Option<PathBuf>,
     /// Descriptors of the connection, at least one.
     pub(crate) connections: Vec<OwnedFd>,
-    /// Tells its volume from others of its name; always there if they were kept.
+    /// Identity of the volume, which differs for another volume of the same name; always present if
+    /// the connections were kept.
     pub(crate) identity: Option<String>,
-    /// The service manager has kept the connections; otherwise they were handed over.
+    /// Whether the service manager has kept the connections; otherwise they were handed over.
     pub(crate) kept: bool,
 }
 
-/// Everything that the previous program has left.
+/// All exports that the previous program has left.
 #[derive(Debug, Default)]
 pub(crate) struct Inherited {
     /// The lock of the directory.
     pub(crate) lock: Option<File>,
     /// By volume, until each is served again.
     pub(crate) exports: BTreeMap<String, LeftExport>,
-    /// Volumes and identities of connections that were kept in vain, because they cannot be served.
+    /// Volumes and identities of kept connections that cannot be served.
     pub(crate) useless: Vec<(String, String)>,
 }
 
 impl Inherited {
-    /// Takes the parts of `dir` from those that were handed over. All others are closed: their
-    /// users get errors.
+    /// Takes the parts of `dir` from `items`. All others are closed, and their users get errors.
     pub(crate) fn new(dir: &Path, items: Vec<HandedOver>, marks: &Marks) -> Self {
         let mut inherited = Inherited::default();
         let mut connections: BTreeMap<String, Vec<OwnedFd>> = BTreeMap::new();
@@ -96,7 +96,7 @@ impl Inherited {
                 ([EXPORT, volume, number, link @ ..], None) => {
                     let Ok(number) = number.parse().map(LoopNumber) else { continue };
                     let link = link.first().map(PathBuf::from);
-                    // `None`: detached meanwhile, and another program's.
+                    // `None`: the device was detached meanwhile and belongs to another program.
                     if let Some(mark) = marks.recognise(volume, number) {
                         let (connections, identity) = (Vec::new(), item.identity);
                         let left = LeftExport { mark, link, connections, identity, kept: false };
@@ -169,7 +169,7 @@ mod tests {
     fn exports_read_back_if_they_are_whole() {
         let number = LoopNumber(0);
         if number.sequence().is_none() {
-            // There are no loop devices, or the kernel gives out no numbers.
+            // The machine has no loop devices, or its kernel assigns no sequence numbers.
             return;
         }
         let dir = Path::new("/run/forebay/export");
@@ -198,7 +198,7 @@ mod tests {
         let left = &inherited.exports["v"];
         assert_eq!((left.mark.number, left.link.as_deref()), (number, Some(link)));
         assert_eq!(left.connections.len(), 2);
-        // Without the lock another daemon may use the directory.
+        // Without the lock another daemon may be using the directory.
         let items = vec![connection("v", descriptor()), export("v", number, None)];
         assert!(Inherited::new(dir, items, &marks).exports.is_empty());
     }

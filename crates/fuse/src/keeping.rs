@@ -1,5 +1,5 @@
 //! Files that outlive the daemon: the service manager keeps their connections, and the next daemon
-//! takes them over. The kernel then gives it again the requests that the former daemon had taken
+//! takes them over. The kernel then sends it the requests again that the former daemon had taken
 //! and not answered.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,16 +11,15 @@ use forebay_export::{Identify, VolumeIdentity};
 
 use crate::inherited::{CONNECTION, LeftExport};
 
-/// First word of the labels in the store, where other front ends have theirs.
+/// First word of the labels in the store, which other front ends use too.
 const FUSE: &str = "fuse";
-/// The first version of Linux that gives requests to another server: before, their users would wait
-/// for ever.
+/// The first version of Linux that sends requests again to another server. With older ones, users
+/// would wait for ever.
 const RESENDS: (u32, u32) = (6, 9);
 
 /// See the module.
 pub(crate) struct Keeping {
-    /// `None`: there is no service manager that keeps descriptors, or the kernel cannot resume a
-    /// connection.
+    /// `None`: no service manager keeps descriptors, or the kernel cannot resume a connection.
     store: Option<Arc<dyn DescriptorStore>>,
     identify: Identify,
 }
@@ -31,8 +30,8 @@ impl Keeping {
         Keeping { store: store.filter(|_| able), identify }
     }
 
-    /// Has the connections of a volume kept. Returns whether they are. They never are if data that
-    /// the volume acknowledges as durable is in RAM.
+    /// Gives the connections of a volume to the service manager. Returns whether it keeps them. It
+    /// does not if RAM holds data that the volume has acknowledged as durable.
     pub(crate) fn keep(&self, volume: &str, connections: &[OwnedFd]) -> bool {
         let (Some(store), Some(identity)) = (&self.store, self.lasting(volume)) else {
             return false;
@@ -57,16 +56,16 @@ impl Keeping {
         }
     }
 
-    /// Forgets as [`Keeping::forget`] does, for the volume that had the name when a former daemon
-    /// served it.
+    /// Forgets, like [`Keeping::forget`], the connections of the volume that had the name under a
+    /// former daemon.
     pub(crate) fn forget_former(&self, volume: &str, identity: &str) {
         if let Some(store) = &self.store {
             store.forget(&[FUSE, CONNECTION, volume, identity]);
         }
     }
 
-    /// Prepares a file of a former daemon for being served again. Returns whether it can be: not if
-    /// another volume has that name by now.
+    /// Prepares a file of a former daemon for being served again. Returns `false` if it cannot be
+    /// served, for example because another volume has the name by now.
     pub(crate) fn revive(&self, volume: &str, left: &LeftExport) -> bool {
         let Some(connection) = left.connections.first() else { return false };
         let own = (self.identify)(volume);
@@ -82,14 +81,15 @@ impl Keeping {
             return false;
         }
         if !left.kept {
-            // A daemon that hands over leaves requests unanswered only where the kernel can give
-            // them again.
+            // A daemon that hands over leaves requests unanswered only if the kernel can send them
+            // again.
             if let Err(error) = resend(connection) {
                 tracing::debug!(volume, %error, "the kernel does not give requests again");
             }
             return true;
         }
-        // Before anything is taken from it: that would be executed twice.
+        // This must precede the first receive: a request that was received already would be
+        // executed twice.
         let resent = resend(connection);
         if let Err(error) = &resent {
             tracing::error!(volume, %error, "the kernel does not give the requests of the former daemon again");

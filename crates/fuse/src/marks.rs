@@ -1,9 +1,10 @@
-//! Marks that identify the loop device of a volume. Its number does not, because another program
-//! gets it as soon as the device is detached; nor does the path of its file, which other mount
-//! namespaces have too. The kernel gives out a sequence number with each file of a loop device,
-//! once, and a note in the state directory has it. Until the number is known, and where the kernel
-//! gives out none, the note has the file system whose root the file is: no other file is on that. A
-//! link in a private directory tells udev the same, and is made before the device has the file.
+//! Marks that identify the loop device of a volume. The number of the device does not: another
+//! program can get it as soon as the device is detached. The path of its file does not either,
+//! because other mount namespaces have the same paths. The kernel assigns a sequence number each
+//! time a loop device gets a file, and never reuses it; a note in the state directory records it.
+//! Until the number is known, and where the kernel assigns none, the note records the file system
+//! whose root the file is, because no other file is on it. A link in a private directory tells udev
+//! the same; it is made before the file is attached.
 
 use std::path::{Path, PathBuf};
 
@@ -13,26 +14,26 @@ use forebay_host::files::text;
 
 use crate::helper;
 
-/// The mark in the note of a device that is being made.
+/// The mark in the note of a device whose creation is in progress.
 const MAKING: u64 = u64::MAX;
-/// The mark of a device whose kernel gives out no sequence numbers.
+/// The mark of a device whose kernel assigns no sequence numbers.
 const UNNUMBERED: u64 = u64::MAX - 1;
 
 /// The device of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) number: LoopNumber,
-    /// `None`: the kernel gives out none.
+    /// `None` if the kernel assigns none.
     pub(crate) sequence: Option<u64>,
 }
 
 impl Mark {
-    /// Returns the mark that a device has now.
+    /// Returns the present mark of a device.
     pub(crate) fn of(number: LoopNumber) -> Self {
         Mark { number, sequence: number.sequence() }
     }
 
-    /// Returns whether the device is still the one that was made.
+    /// Returns whether the number still belongs to the device that was made.
     pub(crate) fn is_there(&self) -> bool {
         self.number.is(self.sequence)
     }
@@ -51,7 +52,8 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// Keeps notes in one directory, and links in another, about the devices of files in `dir`.
+    /// Keeps notes in the directory `notes` and links in `names`, about the devices of files in
+    /// `dir`.
     pub(crate) fn new(notes: &Path, names: &Path, dir: &Path) -> Self {
         let boot = text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Marks { notes: Notes::new(notes), names: Names::new(names), dir: dir.to_owned(), boot }
@@ -62,15 +64,16 @@ impl Marks {
         self.names.dir()
     }
 
-    /// A device for a volume is about to be made, on the root of this file system.
+    /// Notes that a device for a volume is about to be made, with the root of this file system as
+    /// its file.
     ///
     /// # Errors
-    /// That of the system.
+    /// The error of the system.
     pub(crate) fn begin(&self, volume: &str, file_system: &str) -> std::io::Result<()> {
         self.write(volume, MAKING, file_system)
     }
 
-    /// It was made.
+    /// Notes that the device was made.
     pub(crate) fn made(&self, volume: &str, mark: Mark) {
         let noted = match mark.sequence {
             Some(sequence) => {
@@ -82,14 +85,14 @@ impl Marks {
                 self.write(volume, UNNUMBERED, &file_system).and(link)
             }),
         };
-        // The notes that are there serve as well, but for a device that is detached and attached by
-        // others.
+        // The existing note still identifies the device, unless another program detaches it and
+        // attaches a file again.
         if let Err(error) = noted {
             tracing::warn!(volume, %error, "the note about its device cannot be written");
         }
     }
 
-    /// It is there no more.
+    /// Removes note and link of a device that is gone.
     pub(crate) fn forget(&self, volume: &str, number: LoopNumber) {
         self.names.remove_of(volume, &number.path());
         self.notes.remove(volume);
@@ -100,16 +103,16 @@ impl Marks {
         self.notes.volumes()
     }
 
-    /// Returns the mark of a loop device if the device belongs to the volume. Asks the file system
-    /// of a device only if nothing else decides: that of another program may not answer, and that
-    /// of a killed daemon does not.
+    /// Returns the mark of a loop device if the device belongs to the volume. Queries the file
+    /// system of a device only if nothing else decides: that of another program may not answer, and
+    /// that of a killed daemon does not.
     pub(crate) fn recognise(&self, volume: &str, number: LoopNumber) -> Option<Mark> {
         let note = self.notes.read(volume)?;
         let mark = Mark::of(number);
         let is_on = || loop_device::file_system(number).ok().map(|(file_system, _)| file_system);
         let known = match (note.mark, mark.sequence) {
             (MAKING, _) | (UNNUMBERED, None) => is_on()?,
-            // A former version noted nothing else, and may be handing over.
+            // A former version, which may be handing over, recorded only the number.
             (noted, Some(sequence)) if noted == sequence && note.identity.is_empty() => {
                 return Some(mark);
             }

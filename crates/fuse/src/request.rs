@@ -1,4 +1,4 @@
-//! Parses requests of the kernel: bytes to a [`FuseRequest`], with every length checked. Pure.
+//! Parses requests of the kernel: bytes to a [`FuseRequest`]. Every length is checked. No I/O.
 
 use rustix::fs::OFlags;
 use zerocopy::FromBytes;
@@ -27,13 +27,13 @@ pub enum FuseRequest {
         /// Flags behind [`wire::init_flag::MORE`].
         more: u32,
     },
-    /// Find a name; there is none.
+    /// Look up a name; the file has none.
     Lookup,
     /// Report the attributes.
     GetAttr,
     /// Change attributes.
     SetAttr {
-        /// The new size in bytes, if that is to be changed, and nothing else.
+        /// The new size in bytes, if the size is the only attribute to be changed.
         size: Option<u64>,
     },
     /// Open the file.
@@ -87,7 +87,7 @@ pub enum FuseRequest {
 pub struct Message {
     /// Returned in the reply.
     pub id: RequestId,
-    /// The node that it is about.
+    /// The node to which the request applies.
     pub node: u64,
     /// The requested operation.
     pub request: FuseRequest,
@@ -106,15 +106,15 @@ pub enum Malformed {
         id: RequestId,
         /// Bytes of the message.
         found: usize,
-        /// Bytes according to its header.
+        /// Number of bytes in the header.
         said: u32,
     },
-    /// Its parameters are incomplete, or it has no data or too many.
+    /// Parameters are incomplete, or data are missing or too long.
     #[error("a request with opcode {opcode} has {found} bytes")]
     Body {
         /// The request.
         id: RequestId,
-        /// Its opcode.
+        /// The opcode of the request.
         opcode: u32,
         /// Bytes of the message.
         found: usize,
@@ -122,7 +122,7 @@ pub enum Malformed {
 }
 
 impl Malformed {
-    /// Returns the request, if it can be answered.
+    /// Returns the ID of the request, if it can be answered.
     pub fn id(&self) -> Option<RequestId> {
         match *self {
             Malformed::NoHeader(_) => None,
@@ -147,8 +147,8 @@ pub fn parse(message: &[u8]) -> Result<Message, Malformed> {
     message_of(&header, (body, None), found)
 }
 
-/// Parses a request whose header, parameters and data are in different places. Bytes behind the
-/// header and the parameters in their places have no meaning.
+/// Parses a request whose header, parameters and data are in different buffers. Bytes behind the
+/// header and behind the parameters in their buffers are ignored.
 ///
 /// # Errors
 /// See [`Malformed`].
@@ -170,8 +170,8 @@ fn message_of(
     Ok(Message { id, node: header.node, request })
 }
 
-/// Parses the part behind the header, with `data` bytes elsewhere or at its end; `None`: it is too
-/// short, or the length of the data differs from the one that it gives.
+/// Parses the parameters and data, of which `data` bytes are elsewhere or at the end of `body`.
+/// `None`: `body` is too short, or the length of the data differs from the announced one.
 fn request(number: u32, body: &[u8], data: Option<usize>) -> Option<FuseRequest> {
     Some(match number {
         opcode::INIT => {
@@ -185,7 +185,7 @@ fn request(number: u32, body: &[u8], data: Option<usize>) -> Option<FuseRequest>
         opcode::GETATTR => FuseRequest::GetAttr,
         opcode::SETATTR => {
             let (set, _) = SetAttrIn::read_from_prefix(body).ok()?;
-            // Handle and lock owner identify the sender; they are not attributes.
+            // File handle and lock owner identify the caller; they are not attributes.
             const WHO: u32 = 1 << 6 | 1 << 9;
             let size_alone = set.valid & !WHO == wire::SETATTR_SIZE;
             FuseRequest::SetAttr { size: size_alone.then_some(set.size) }
@@ -222,8 +222,8 @@ fn request(number: u32, body: &[u8], data: Option<usize>) -> Option<FuseRequest>
     })
 }
 
-/// Returns the range of a read or write at the start of `message`, as a hint: whether it is a
-/// write, and its first byte. Nothing is checked.
+/// Returns the range of a read or write at the start of `message`, as an unchecked hint: whether it
+/// is a write, and its first byte.
 pub fn coming(message: &[u8]) -> Option<(bool, u64)> {
     let (header, body) = InHeader::read_from_prefix(message).ok()?;
     let (read, _) = ReadIn::read_from_prefix(body).ok()?;

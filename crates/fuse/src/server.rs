@@ -18,8 +18,8 @@ use crate::board::{ChannelBoard, Connection, Post};
 use crate::channel::{CHANNEL_BYTES, Channel, Queues};
 use crate::inherited;
 
-/// Time limit at the end of the daemon for a file that is being unmounted, and before a hand-over
-/// for its requests.
+/// Time limit for a file that is being unmounted when the daemon ends, and for a file's requests
+/// before a hand-over.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// State that the tasks of a lane share.
@@ -57,7 +57,7 @@ pub(crate) struct FileServer {
 }
 
 impl FileServer {
-    /// Serves the connections that come through `board` on the calling lane.
+    /// Serves the connections that arrive through `board` on the calling lane.
     pub(crate) fn serve(
         lane: &Rc<Lane>,
         ring: &Rc<Ring>,
@@ -98,7 +98,7 @@ fn facts(target: &dyn BlockService, outlives: bool, io_uring: bool) -> FileFacts
     }
 }
 
-/// Begins to serve a connection. If that is impossible, it is closed.
+/// Begins to serve a connection, or closes it if that is impossible.
 fn begin(shared: &Rc<FileServerState>, connection: Connection) {
     let Connection { volume, fd, outlives, queues, begun, ended } = connection;
     let Some(target) = shared.served.exports.open(&volume) else { return };
@@ -135,7 +135,7 @@ fn begin(shared: &Rc<FileServerState>, connection: Connection) {
 struct ChannelGuard<'a> {
     shared: &'a FileServerState,
     channel: &'a Rc<Channel>,
-    /// Its memory.
+    /// Bytes of memory of the channel.
     bytes: u64,
 }
 
@@ -156,7 +156,7 @@ impl LaneFrontEnd for FileServer {
     fn drain(self: Box<Self>) -> Pin<Box<dyn Future<Output = ()>>> {
         let shared = self.shared;
         shared.served.stop();
-        // The front end has unmounted the files; here the lane notices it.
+        // The front end has unmounted the files; the lane waits until it has noticed that.
         Box::pin(async move { shared.all_ended().await })
     }
 
@@ -167,8 +167,8 @@ impl LaneFrontEnd for FileServer {
             shared.served.all.borrow().iter().for_each(|channel| channel.leave());
             shared.all_ended().await;
             let mut left = shared.left.take();
-            // Requests that take longer end before the next program serves the volume: with a
-            // reply, or without one if the volume fails them because it ends.
+            // Requests that take longer still end before the next program serves the volume: with a
+            // reply, or without one if they fail because the volume ends.
             for channel in shared.served.all.borrow().iter() {
                 let descriptor = channel.left();
                 left.extend(descriptor.map(|fd| inherited::connection(channel.name(), fd)));

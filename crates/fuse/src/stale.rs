@@ -13,10 +13,10 @@ use rustix::mount::{UnmountFlags, unmount};
 
 use crate::marks::{Mark, Marks};
 
-/// The type of the file systems, by which they are recognised.
+/// The type of these file systems, by which they are recognised.
 pub(crate) const FS_TYPE: &str = "fuse.forebay";
 
-/// Cleans a directory of files that no daemon uses any more: all that are not `kept`.
+/// Removes from a directory all files that no daemon uses any more, except those that are `kept`.
 pub(crate) fn clean(dir: &Path, marks: &Marks, kept: impl Fn(&Path) -> bool) {
     // The devices first: their users read from the files.
     for (Mark { number, sequence }, file) in attached(dir, marks) {
@@ -28,7 +28,8 @@ pub(crate) fn clean(dir: &Path, marks: &Marks, kept: impl Fn(&Path) -> bool) {
             let device = number.path();
             tracing::warn!(device = %device.display(), "a device of the previous daemon is still {users}: they get I/O errors until they close it, and the volume gets another device");
         }
-        // Another daemon may get the device, and link to it, as soon as it is detached.
+        // As soon as the device is detached, another daemon may get its number and make a link to
+        // it.
         link::remove_all(&number.path());
         if let Err(error) = loop_device::detach(number, sequence) {
             tracing::warn!(device = %number.path().display(), %error, "a loop device of the previous daemon cannot be detached");
@@ -44,7 +45,8 @@ pub(crate) fn clean(dir: &Path, marks: &Marks, kept: impl Fn(&Path) -> bool) {
         }
     }
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        // Mount points are empty files; anything else is not ours. Those in use cannot be removed.
+        // Mount points are empty files; anything else is not ours. Mount points in use cannot be
+        // removed.
         if !kept(&entry.path())
             && entry.metadata().is_ok_and(|found| found.is_file() && found.len() == 0)
         {
@@ -53,9 +55,9 @@ pub(crate) fn clean(dir: &Path, marks: &Marks, kept: impl Fn(&Path) -> bool) {
     }
 }
 
-/// Returns the loop devices of volumes, with their files in `dir`. Only the notes decide: the
-/// kernel no longer knows the path of a file whose mount namespace is gone, like that of a service,
-/// and another file may have that path.
+/// Returns the loop devices of volumes with files in `dir`, according to the notes. The kernel no
+/// longer knows the path of a file whose mount namespace is gone, like that of a service, and
+/// another file may have the same path.
 pub(crate) fn attached(dir: &Path, marks: &Marks) -> Vec<(Mark, PathBuf)> {
     let numbers = numbers("/sys/block", "loop").into_iter().map(LoopNumber);
     let with_file = numbers.filter(|number| number.sysfs().join("loop/backing_file").exists());

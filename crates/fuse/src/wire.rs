@@ -1,13 +1,13 @@
 //! Numbers and structures of the protocol between the kernel and a FUSE server, in native byte
-//! order. They are those of Linux's `fuse.h`, as far as a single file needs them.
+//! order: the part of Linux's `fuse.h` that a single file needs.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The version of the protocol that replies have.
+/// The protocol version of replies.
 pub const MAJOR: u32 = 7;
 /// See [`MAJOR`].
 pub const MINOR: u32 = 38;
-/// The oldest version that is served, that of Linux 5.4.
+/// The oldest supported version, that of Linux 5.4.
 pub const OLDEST_MINOR: u32 = 31;
 
 /// The only node.
@@ -61,7 +61,7 @@ pub mod init_flag {
     pub const ASYNC_DIO: u32 = 1 << 15;
     /// [`super::InitOut::max_pages`] is valid.
     pub const MAX_PAGES: u32 = 1 << 22;
-    /// There are more flags.
+    /// The message has a second field of flags.
     pub const MORE: u32 = 1 << 30;
 }
 
@@ -83,7 +83,7 @@ pub const SETATTR_SIZE: u32 = 1 << 3;
 
 /// Flags of [`FallocateIn::mode`].
 pub mod fallocate_mode {
-    /// The size stays as it is.
+    /// The size of the file stays unchanged.
     pub const KEEP_SIZE: u32 = 1;
     /// The range reads as zeroes and need not be allocated.
     pub const PUNCH_HOLE: u32 = 2;
@@ -127,7 +127,7 @@ pub struct OutHeader {
     pub unique: u64,
 }
 
-/// [`opcode::INIT`], as far as every version has it.
+/// [`opcode::INIT`]: the fields that every version has.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct InitIn {
@@ -221,7 +221,7 @@ pub struct Attr {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AttrOut {
-    /// Seconds for which the attributes may be remembered.
+    /// Seconds for which the attributes may be cached.
     pub valid: u64,
     /// Nanoseconds more.
     pub valid_fraction: u32,
@@ -245,7 +245,7 @@ pub struct OpenIn {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct OpenOut {
-    /// Returned in requests that use the open file.
+    /// Number that the kernel repeats in requests of the open file.
     pub handle: u64,
     /// See [`open_flag`].
     pub open_flags: u32,
@@ -307,7 +307,7 @@ pub struct WriteOut {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct StatFsOut {
-    /// Blocks; free ones; those that users may use.
+    /// Numbers of blocks: all, free, and available to users.
     pub blocks: [u64; 3],
     /// Files.
     pub files: u64,

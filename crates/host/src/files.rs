@@ -21,7 +21,7 @@ pub fn number(path: impl AsRef<Path>) -> Option<u64> {
     text(path)?.parse().ok()
 }
 
-/// Returns the names in a directory in order; none if there is no such directory.
+/// Returns the names in a directory in order; empty if the directory does not exist.
 pub fn names(dir: impl AsRef<Path>) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let mut all: Vec<String> =
@@ -30,7 +30,7 @@ pub fn names(dir: impl AsRef<Path>) -> Vec<String> {
     all
 }
 
-/// Returns the numbers behind `prefix` of the names in a directory that consist of both, in order.
+/// Returns the numbers of all names in a directory that are `prefix` and a number, in order.
 pub fn numbers(dir: impl AsRef<Path>, prefix: &str) -> Vec<u32> {
     let number = |name: &String| name.strip_prefix(prefix)?.parse().ok();
     let mut all: Vec<u32> = names(dir).iter().filter_map(number).collect();

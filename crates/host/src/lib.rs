@@ -1,7 +1,7 @@
-//! Facts about this host, as the kernel gives them in `/proc` and `/sys`, and the paths of unix
-//! sockets. Lanes do not call it, because reading a file may block.
+//! Facts about this host from `/proc` and `/sys`, and the paths of unix sockets. Lanes must not
+//! call this crate, because reading a file may block.
 //!
-//! - [`files`]: the small files in which the kernel describes everything
+//! - [`files`]: the small files in which the kernel reports its state
 //! - [`sysfs`]: block devices; [`uevent`]: makes udev look at one again
 //! - [`mounts`]: mounts and swap areas; [`processes`]: numbers and names of processes
 //! - [`users`]: users of a block device

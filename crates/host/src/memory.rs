@@ -22,12 +22,12 @@ pub struct System {
 }
 
 impl System {
-    /// Finds the groups that this process is in now.
+    /// Finds the present groups of this process.
     pub fn here() -> Self {
         Self::of(Path::new("/proc"), Path::new("/sys/fs/cgroup"))
     }
 
-    /// Reads as [`System::here`] does, from other directories.
+    /// Finds groups like [`System::here`], below other directories.
     pub fn of(proc: &Path, groups: &Path) -> Self {
         let own = fs::read_to_string(proc.join("self/cgroup")).unwrap_or_default();
         let groups = own.lines().flat_map(|line| Group::of(line, groups)).collect();
@@ -55,8 +55,8 @@ impl System {
         self.groups.iter().filter_map(Group::limit).min()
     }
 
-    /// Returns for how long tasks have stalled for want of memory in the groups, and at the
-    /// `machine`.
+    /// Returns the longest time for which tasks have stalled for lack of memory in one of the
+    /// groups or, with `machine`, in the whole machine.
     pub fn stalled(&self, machine: bool) -> Duration {
         let files = self.groups.iter().map(|group| group.folder.join("memory.pressure"));
         let whole = machine.then(|| self.proc.join("pressure/memory"));
@@ -64,17 +64,18 @@ impl System {
     }
 }
 
-/// A control group that limits the process's memory, or may come to: its own or one around it.
+/// A control group that limits the process's memory, or may limit it later: its own group or an
+/// ancestor.
 struct Group {
     folder: PathBuf,
     files: &'static GroupFiles,
 }
 
-/// The names that a version of control groups has for the same things.
+/// The names of files and fields in one version of control groups.
 struct GroupFiles {
     limits: &'static [&'static str],
     usage: &'static str,
-    /// Fields of `memory.stat`: memory that the kernel can take back.
+    /// Fields of `memory.stat` for memory that the kernel can reclaim.
     reclaimable: &'static [&'static str],
 }
 
@@ -90,9 +91,9 @@ const VERSION_2: GroupFiles = GroupFiles {
 };
 
 impl Group {
-    /// Returns the group that a line of `/proc/self/cgroup` names and all around it, if it is of
-    /// the hierarchy that limits memory. In a container the path may be that of the host: a group
-    /// that is not there has no limit.
+    /// Returns the group that a line of `/proc/self/cgroup` names and its ancestors, if the line
+    /// belongs to the hierarchy that limits memory. In a container the path may be that of the
+    /// host: a group that does not exist there has no limit.
     fn of(line: &str, root: &Path) -> Vec<Group> {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(own)) = (fields.next(), fields.next()) else {
@@ -124,7 +125,7 @@ impl Group {
         self.files.limits.iter().filter_map(|name| self.read(name)).min()
     }
 
-    /// Returns the group's memory; `None`: it has no limit of its own.
+    /// Returns the group's memory; `None` if the group has no limit of its own.
     fn memory(&self) -> Option<SystemMemory> {
         let total = self.limit()?;
         let used = self.read(self.files.usage)?;
@@ -139,7 +140,7 @@ impl Group {
     }
 }
 
-/// Returns for how long some task had to wait for memory, from a PSI file.
+/// Returns the time for which at least one task waited for memory, from a PSI file.
 fn stalled_in(file: &Path) -> Option<Duration> {
     let text = fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("some "))?;

@@ -17,7 +17,7 @@ pub struct Mount {
     pub point: PathBuf,
     /// The type of the file system.
     pub kind: String,
-    /// The device as named when it was mounted.
+    /// The device, by the name with which it was mounted.
     pub source: String,
 }
 
@@ -26,8 +26,8 @@ pub fn mounts() -> Vec<Mount> {
     read("self").unwrap_or_default()
 }
 
-/// Returns the mounts in the view of others, with one process for each mount namespace. One without
-/// processes is not found. Costs a link for each process, and a file for each namespace.
+/// Returns the mounts of other mount namespaces, with one process for each. A namespace without
+/// processes is not found. Reads a link for each process, and a file for each namespace.
 pub(crate) fn elsewhere() -> Vec<(u32, Vec<Mount>)> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let mut seen: HashSet<PathBuf> = namespace("self").into_iter().collect();
@@ -35,7 +35,7 @@ pub(crate) fn elsewhere() -> Vec<(u32, Vec<Mount>)> {
     for pid in pids() {
         let process = pid.to_string();
         let new = namespace(&process).filter(|found| !seen.contains(found));
-        // If the process has ended meanwhile, the next one in its namespace is asked.
+        // If the process has ended meanwhile, the next process in the namespace is tried.
         if let Some(namespace) = new
             && let Some(mounts) = read(&process)
         {
@@ -67,7 +67,7 @@ pub fn parse(text: &str) -> Vec<Mount> {
     text.lines().filter_map(mount).collect()
 }
 
-/// Parses one line; `None`: it is not one.
+/// Parses one line; `None` if it is invalid.
 fn mount(line: &str) -> Option<Mount> {
     let (first, last) = line.split_once(" - ")?;
     let mut first = first.split(' ');

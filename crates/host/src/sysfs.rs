@@ -1,5 +1,5 @@
-//! Block devices as the kernel describes them below `/sys`. A partition has its directory in that
-//! of its disk.
+//! Block devices as the kernel describes them below `/sys`. The directory of a partition is inside
+//! that of its disk.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,7 +11,7 @@ use rustix::fs::{major, makedev, minor};
 
 use crate::files::{names, number, text};
 
-/// Returns the number of a device as the kernel writes it, like `8:16`.
+/// Returns the number of a device in the kernel's notation, like `8:16`.
 pub fn number_text(number: u64) -> String {
     format!("{}:{}", major(number), minor(number))
 }
@@ -42,8 +42,8 @@ pub fn number_of(own: &Path) -> Option<u64> {
     parse_number(&text(own.join("dev"))?)
 }
 
-/// Returns the directory of the disk that the device with the directory `own` belongs to: `own`
-/// itself, unless it is that of a partition.
+/// Returns the directory of the disk to which the device with the directory `own` belongs; `own`
+/// itself if it is not a partition.
 pub fn disk_of(own: &Path) -> &Path {
     own.parent().filter(|_| own.join("partition").exists()).unwrap_or(own)
 }
@@ -66,13 +66,13 @@ pub fn backing_file(disk: &Path) -> Option<PathBuf> {
     Some(OsString::from_vec(path).into())
 }
 
-/// Returns the first byte of a partition on its disk; `None`: it is no partition.
+/// Returns the offset of a partition on its disk in bytes; `None` if it is no partition.
 pub fn start(own: &Path) -> Option<u64> {
     number(own.join("start"))?.checked_mul(SECTOR_SIZE)
 }
 
-/// Returns the first byte of a partition, counted from where a physical block of its disk begins,
-/// and the bytes of such a block; `None`: it is no partition.
+/// Returns the offset of a partition in bytes, counted from the start of a physical block of its
+/// disk, and the size of a physical block; `None` if it is no partition.
 pub fn physical_start(own: &Path) -> Option<(u64, u64)> {
     let start = start(own)?;
     let disk = own.canonicalize().ok()?.parent()?.to_owned();
@@ -126,7 +126,7 @@ mod tests {
         fs::write(disk.join("alignment_offset"), "0\n").expect("writable");
         fs::write(disk.join("sda1/start"), "63\n").expect("writable");
         assert_eq!(physical_start(&disk.join("sda1")), Some((32256, 4096)));
-        // A disk that begins at its seventh sector makes up for that.
+        // On this disk a physical block begins at the seventh sector, so the partition is aligned.
         fs::write(disk.join("alignment_offset"), "3584\n").expect("writable");
         assert_eq!(physical_start(&disk.join("sda1")), Some((28672, 4096)));
         assert_eq!(physical_start(&disk), None, "a whole disk");

@@ -1,5 +1,5 @@
-//! Tells udev that it should look at a device again: the daemon keeps devices open, so that udev
-//! does not notice by itself that one was formatted.
+//! Makes udev examine a device again. The daemon keeps devices open, so udev does not notice by
+//! itself that one was formatted.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::sysfs;
 
-/// Announces a block device, as far as the caller may. Does nothing with anything else.
+/// Announces a change of a block device, if permissions allow it. Has no effect on other files.
 pub fn announce(device: &Path) {
     let Ok(metadata) = fs::metadata(device) else { return };
     if metadata.file_type().is_block_device() {

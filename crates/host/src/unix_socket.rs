@@ -1,8 +1,8 @@
-//! A listening unix socket, whose path is made again when something else removes it: a job that
-//! cleans up `/run` or `/tmp`, or a `rm -r` of the directory.
+//! A listening unix socket whose path is recreated when another program removes it, such as a job
+//! that cleans up `/run` or `/tmp`.
 //!
 //! Never removes or replaces a file of another process: a path that exists is refused, unless it is
-//! a socket of this user that refuses connections, left by a daemon that crashed.
+//! a socket of this user that refuses connections because its daemon has crashed.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -23,7 +23,7 @@ mod path;
 pub use path::{Identity, ListenError, check, check_name};
 use path::{identity, remove};
 
-/// Clients that wait to be accepted, at most.
+/// Most clients that wait to be accepted.
 const BACKLOG: i32 = 4096;
 
 /// See the module. The path is removed on drop.
@@ -36,10 +36,10 @@ pub struct UnixSocket {
 #[derive(Debug)]
 struct State {
     fd: Arc<OwnedFd>,
-    /// `None`: the path was lost before its identity was known.
+    /// Identity of the path; `None` if the path was lost before its identity was known.
     made: Option<Identity>,
     care: Care,
-    /// The failure to make the path again that was logged.
+    /// The last logged failure to recreate the path.
     told: Option<String>,
     look: Look,
 }
@@ -49,14 +49,15 @@ struct State {
 enum Care {
     /// The path is recreated when it is missing, and removed at the end.
     Full,
-    /// The path is removed at the end: another program is about to continue with it as it is. Once
-    /// that program is executed, this one does not end in order any more.
+    /// The path is removed at the end, but not recreated, because another program is about to take
+    /// it over. Once that program is executed, this one ends without removing the path.
     Leaving,
     /// The socket is closed, and the path removed.
     None,
 }
 
-/// Permissions as they were seen last. An operator may have changed them since the socket was made.
+/// The permissions that were seen last. An operator may have changed them since the socket was
+/// made.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
     socket: Option<Permissions>,
@@ -75,9 +76,9 @@ impl Permissions {
         Permissions { mode: found.mode() & 0o7777, owner: found.uid(), group: found.gid() }
     }
 
-    /// Gives a new file this owner and mode. The mode comes last, so that it never applies to
-    /// another owner. The path is followed once, and through no link: the owner of its directory
-    /// may have put another file there. `made`: the file that must be there.
+    /// Sets owner and mode of a new file. The mode is set last, so that it never applies to another
+    /// owner. The path is resolved once and follows no link, because the owner of its directory may
+    /// have replaced the file. `made`: the identity that the file must have.
     fn give(self, path: &Path, made: Option<Identity>) -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = open(path, flags, Mode::empty())?;
@@ -92,7 +93,7 @@ impl Permissions {
     }
 }
 
-/// Returns a path that leads to an opened file, wherever that is now.
+/// Returns a path that leads to an opened file, even after the file was moved.
 fn itself(file: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
@@ -106,17 +107,17 @@ impl UnixSocket {
         UnixSocket::bind_with(path, None)
     }
 
-    /// Like [`UnixSocket::bind`], with a mode like `0o600`, which is that of the path from the
-    /// beginning. The mask of the process applies.
+    /// Binds like [`UnixSocket::bind`], with a mode like `0o600` that the path has from the
+    /// beginning. The umask of the process applies.
     ///
     /// # Errors
-    /// As there.
+    /// See [`UnixSocket::bind`].
     pub fn bind_with(path: &Path, mode: Option<u32>) -> Result<Self, ListenError> {
         let (fd, made) = bind(path, mode)?;
         Ok(UnixSocket::of(path, fd, made))
     }
 
-    /// Goes on with a socket that the previous program has made.
+    /// Takes over a socket that the previous program has made.
     pub fn inherit(path: &Path, fd: Arc<OwnedFd>, made: Option<Identity>) -> Self {
         UnixSocket::of(path, fd, made)
     }
@@ -129,7 +130,7 @@ impl UnixSocket {
         socket
     }
 
-    /// Returns the socket that listens now.
+    /// Returns the socket that listens at present.
     pub fn fd(&self) -> Arc<OwnedFd> {
         self.state.lock().fd.clone()
     }
@@ -144,7 +145,7 @@ impl UnixSocket {
         self.state.lock().made
     }
 
-    /// Returns whether the path leads to the socket, and notes the permissions.
+    /// Returns whether the path leads to the socket, and records its permissions.
     fn is_there(&self, state: &mut State) -> bool {
         let found = fs::symlink_metadata(&self.path).ok();
         let Some(found) = found.filter(|found| Some(identity(found)) == state.made) else {
@@ -158,9 +159,9 @@ impl UnixSocket {
         true
     }
 
-    /// Listens at the path again if it leads nowhere, or to the socket of a process that is gone.
-    /// Returns the new socket, which [`UnixSocket::fd`] returns from now on; waiting for a client
-    /// of the former one ends. `before` is called first, with the directory made. A failure is
+    /// Listens at the path again if the path is missing or leads to the socket of a process that is
+    /// gone. Returns the new socket, which [`UnixSocket::fd`] returns from now on; accepting from
+    /// the former one fails. `before` is called first, when the directory exists. A failure is
     /// logged once.
     pub fn restore(
         &self,
@@ -176,7 +177,7 @@ impl UnixSocket {
                 let former = std::mem::replace(&mut state.fd, fd.clone());
                 (state.made, state.told) = (Some(made), None);
                 self.is_there(&mut state);
-                // Wakes a lane that accepts from the former socket, which then accepts from the new
+                // Wakes a lane that waits on the former socket, so that it accepts from the new
                 // one.
                 let _ = shutdown(&*former, Shutdown::Both);
                 Some(fd)
@@ -223,9 +224,8 @@ impl UnixSocket {
         self.give_up(&mut state);
     }
 
-    /// Does not make the path again any more, because another program is about to be executed that
-    /// goes on with it. It stays this one's until that has succeeded: whichever way this one ends
-    /// otherwise, it removes the path.
+    /// Stops recreating the path, because another program is about to be executed that takes it
+    /// over. Until that has succeeded, this process still removes the path when it ends.
     pub fn leave(&self) {
         let mut state = self.state.lock();
         if state.care == Care::Full {
@@ -263,7 +263,8 @@ fn bind(path: &Path, mode: Option<u32>) -> Result<(Arc<OwnedFd>, Option<Identity
 fn listen_at(path: &Path, mode: Option<u32>) -> Result<OwnedFd, Errno> {
     let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     if let Some(mode) = mode {
-        // The path gets it from the socket. A change by path afterwards could meet another file.
+        // The path inherits its mode from the socket. Changing it later by path could affect
+        // another file.
         fchmod(&fd, Mode::from_raw_mode(mode))?;
     }
     rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;

@@ -10,9 +10,9 @@ use crate::files::text;
 use crate::mounts::{self, Mount};
 use crate::{processes, sysfs};
 
-/// Time for which a process may look at a device that is to be removed.
+/// Time limit for processes that only examine a device that is to be removed.
 const LOOKING: Duration = Duration::from_secs(2);
-/// Interval of checks for such processes.
+/// Interval at which such processes are checked.
 const STEP: Duration = Duration::from_millis(100);
 
 /// The users of one export.
@@ -22,7 +22,7 @@ pub struct Users(Vec<User>);
 /// One user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct User {
-    /// The partition that is used; `None`: the whole device.
+    /// The partition that is used; `None` for the whole device.
     partition: Option<String>,
     what: Use,
 }
@@ -30,19 +30,20 @@ struct User {
 /// A kind of use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Use {
-    /// The device is mounted there, in the view of this process or of another one.
+    /// The device is mounted at this point; `viewer` is a process of the mount namespace if it is
+    /// not that of this process.
     Mount { point: PathBuf, viewer: Option<u32> },
-    /// A block device is on top of it.
+    /// Another block device is on top of the device.
     Holder(String),
     /// The device is used for swap.
     Swap,
-    /// A process has it open.
+    /// A process has the device open.
     Process(u32),
 }
 
 /// A device, or one of its partitions.
 struct Part {
-    /// `None`: the whole device.
+    /// Name of the partition; `None` for the whole device.
     partition: Option<String>,
     path: PathBuf,
     sysfs: PathBuf,
@@ -68,8 +69,8 @@ impl Users {
         Users(all)
     }
 
-    /// Like [`Users::of`], after processes had the time to look at the device: one that has changed
-    /// is opened by udev for a moment.
+    /// Finds users like [`Users::of`], but gives processes time to close the device: udev opens a
+    /// device that has changed for a moment.
     pub fn remaining(device: &Path, file: Option<&Path>) -> Self {
         let end = Instant::now() + LOOKING;
         loop {
@@ -81,18 +82,18 @@ impl Users {
         }
     }
 
-    /// Returns whether there are none.
+    /// Returns whether the device has no users.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns whether there are none but processes that have it open. These may just be looking at
-    /// a device that has changed, as udev does.
+    /// Returns whether all users are processes that have the device open. They may only be
+    /// examining a device that has changed, as udev does.
     pub fn may_pass(&self) -> bool {
         self.0.iter().all(|user| matches!(user.what, Use::Process(_)))
     }
 
-    /// Returns where this process finds the file systems on it.
+    /// Returns the paths by which this process reaches the file systems on the device.
     pub fn file_systems(&self) -> Vec<PathBuf> {
         let find = |user: &User| match &user.what {
             Use::Mount { point, viewer: None } => Some(point.clone()),
@@ -148,12 +149,13 @@ impl Part {
         User { partition: self.partition.clone(), what }
     }
 
-    /// Whether a name leads to it.
+    /// Returns whether a path leads to the device.
     fn is(&self, name: &str) -> bool {
         name.starts_with("/dev/") && fs::canonicalize(name).is_ok_and(|path| path == self.path)
     }
 
-    /// Whether it is mounted there. File systems of several devices have a number of their own.
+    /// Returns whether a mount is one of the device. File systems on several devices have a number
+    /// of their own, so their source is compared.
     fn has(&self, mount: &Mount) -> bool {
         mount.device == self.id || (mount.device.starts_with("0:") && self.is(&mount.source))
     }
@@ -170,8 +172,8 @@ fn parts(device: &Path) -> Vec<Part> {
     std::iter::once(whole).chain(partitions).collect()
 }
 
-/// Returns the mounts of these. One that several namespaces have at the same place is one mount:
-/// most have it from their parents.
+/// Returns the mounts of these parts. Several namespaces with a mount at the same place count as
+/// one, because most inherit it.
 fn mounted(parts: &[Part]) -> Vec<User> {
     let mut all: Vec<User> = Vec::new();
     let own = (None, mounts::mounts());
@@ -193,7 +195,7 @@ fn mounted(parts: &[Part]) -> Vec<User> {
     all
 }
 
-/// Returns the processes, other than this one, that have these or the file open.
+/// Returns the processes other than this one that have one of these parts or the file open.
 fn opened(parts: &[Part], file: Option<&Path>) -> Vec<User> {
     let mut all = Vec::new();
     let own = std::process::id();
@@ -221,7 +223,7 @@ mod tests {
         let partition = Some("loop0p1".to_owned());
         let mount = |viewer| Use::Mount { point: "/mnt".into(), viewer };
         let whole = |what| User { partition: None, what };
-        // No process has that number.
+        // No process has this ID.
         let pid = u32::MAX;
         let users = Users(vec![
             whole(mount(None)),
@@ -244,7 +246,8 @@ mod tests {
 
     #[test]
     fn a_device_has_its_partitions() {
-        // On any disks of this machine, each partition belongs to its disk, and nothing else does.
+        // Checks all disks of this machine: the partitions of a disk belong to it, and nothing else
+        // does.
         for disk in names("/sys/block") {
             let all = parts(&Path::new("/dev").join(&disk));
             let expected = names("/sys/class/block").into_iter().filter(|name| {

@@ -68,7 +68,7 @@ pub(crate) trait TaskBody {
     /// Polls the body; returns `true` when it has ended.
     fn poll(&mut self, context: &mut Context<'_>) -> bool;
 
-    /// Takes a body that has ended.
+    /// Drops a body that has ended, or takes it back for reuse.
     fn end(self: Box<Self>) {}
 }
 
@@ -86,14 +86,14 @@ struct LaneTask {
     std_waker: Waker,
 }
 
-/// Something that others leave in memory for a lane, as the requests in a guest's queue. A lane
-/// that is awake looks for it by itself; only one that is about to sleep asks to be woken.
+/// Work that others leave in memory for a lane, such as requests in a guest's queue. A lane that is
+/// awake looks for it by itself; only a lane that is about to sleep asks to be woken.
 pub trait Watched {
-    /// Looks. Returns whether there is anything, and wakes the task that is waiting for it then.
+    /// Checks for work. Returns whether there is any, and then wakes the task that waits for it.
     fn look(&self) -> bool;
 
-    /// Asks the others to wake this lane, through its ring, when there is something. Returns
-    /// whether there is something already.
+    /// Asks the others to wake this lane through its ring when there is work. Returns whether there
+    /// is work already.
     fn ask(&self) -> bool;
 }
 
@@ -112,8 +112,8 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// Makes a lane on `clock`. `rouse` is called from any thread when something arrives while the
-    /// lane is asleep (see [`Lane::may_sleep`]).
+    /// Makes a lane on `clock`. Any thread calls `rouse` when it leaves something for the lane
+    /// while the lane is asleep (see [`Lane::may_sleep`]).
     pub fn new(
         id: LaneId,
         clock: Arc<dyn Clock>,
@@ -225,15 +225,15 @@ impl Lane {
         let taken = {
             let mut tasks = self.tasks.borrow_mut();
             let task = &mut tasks[index as usize];
-            // An exchange and not a store: a thread that finds the task queued has woken it before
-            // this, and the body sees everything before that wake-up.
+            // An exchange, not a store: a thread that found the task queued has woken it before
+            // this, and the exchange makes everything before that wake-up visible to the body.
             task.waker.queued.swap(false, Ordering::AcqRel);
             let waker = &mut task.std_waker;
             // Lent and not cloned, to avoid the reference count.
             task.body.take().map(|body| (body, std::mem::replace(waker, Waker::noop().clone())))
         };
         let Some((mut body, waker)) = taken else { return };
-        // One request's panic must not end the others.
+        // A panic of one request must not end the others.
         let poll = || body.poll(&mut Context::from_waker(&waker));
         let ended = self.unless_it_panics("a task panicked", poll);
         if let Some(task) = self.tasks.borrow_mut().get_mut(index as usize) {
@@ -252,7 +252,7 @@ impl Lane {
         self.free.borrow_mut().push(index);
     }
 
-    /// Returns the result of `run`; `None`: it has panicked, which is logged.
+    /// Returns the result of `run`, or `None` if it has panicked. A panic is logged and counted.
     fn unless_it_panics<T>(&self, title: &str, run: impl FnOnce() -> T) -> Option<T> {
         let result = forebay_threads::catch(run);
         let report = |payload: Box<dyn Any + Send>| {
@@ -262,8 +262,8 @@ impl Lane {
         result.map_err(report).ok()
     }
 
-    /// Declares that the lane is about to sleep in the kernel. `false`: something has arrived, so
-    /// check again. Every `true` must be followed by [`Lane::woke`].
+    /// Declares that the lane is about to sleep in the kernel. `false`: something has arrived
+    /// since, so the lane must check again. After every `true` the lane must call [`Lane::woke`].
     pub fn may_sleep(&self) -> bool {
         self.mailbox.asleep.swap(true, Ordering::SeqCst);
         if self.mailbox.pending.load(Ordering::SeqCst) {
@@ -278,26 +278,27 @@ impl Lane {
         self.mailbox.asleep.swap(false, Ordering::SeqCst);
     }
 
-    /// Looks at `watched` for as long as someone holds it.
+    /// Checks `watched` for work between rounds, for as long as a reference to it exists.
     pub fn watch(&self, watched: &Rc<dyn Watched>) {
         let mut all = self.watched.borrow_mut();
         all.retain(|watched| watched.strong_count() > 0);
         all.push(Rc::downgrade(watched));
     }
 
-    /// Looks at everything that is watched. Returns whether there was anything.
+    /// Checks everything that is watched. Returns whether there was any work.
     pub fn look(&self) -> bool {
         self.of_watched(|watched| watched.look())
     }
 
-    /// Asks to be woken when there is something to see. Returns whether there is something already.
+    /// Asks everything that is watched to wake the lane. Returns whether there is work already.
     pub fn ask(&self) -> bool {
         self.of_watched(|watched| watched.ask())
     }
 
     fn of_watched(&self, each: impl Fn(&dyn Watched) -> bool) -> bool {
-        // Neither looking nor asking runs tasks, which could watch more. None is left out: those
-        // behind a busy one would not be noticed.
+        // The borrow is safe, because neither call runs tasks, which could add entries. All entries
+        // are called even if an early one has work: otherwise a busy one would hide those behind
+        // it.
         let watched = self.watched.borrow();
         watched.iter().filter_map(Weak::upgrade).filter(|watched| each(&**watched)).count() > 0
     }
@@ -311,8 +312,8 @@ impl Lane {
         &self.timers
     }
 
-    /// Drops every task, ended or not, and with it everything that it holds; operations in flight
-    /// are left to their queues.
+    /// Drops every task, ended or not, with everything that it holds. Operations in flight are left
+    /// to their queues.
     pub fn abandon(&self) {
         let tasks = std::mem::take(&mut *self.tasks.borrow_mut());
         self.free.borrow_mut().clear();

@@ -13,12 +13,12 @@ use crate::executor::{Lane, yield_now};
 use crate::notify::Notify;
 
 /// Admits one task at a time, from any lane; the others wait without blocking a thread. A task that
-/// enters again and again lets those of its lane in that wait.
+/// enters repeatedly yields to waiting tasks of its lane.
 #[derive(Default)]
 pub struct Gate {
     busy: AtomicBool,
     left: Notify,
-    /// Tasks that wait.
+    /// Number of tasks that wait.
     waiting: AtomicU32,
 }
 
@@ -47,14 +47,16 @@ impl Gate {
         }
     }
 
-    /// Waits for its turn, or until `over` returns something. `over` is called first, again before
-    /// the turn, and when another task has left: so the effects of that task are known.
+    /// Waits for its turn, or until `over` returns a value. `over` is called at first, again when
+    /// the turn has come, and after each task that leaves, so that the effects of that task are
+    /// visible to it.
     ///
     /// # Errors
     /// The value that `over` returned.
     pub async fn enter_unless<T>(&self, over: impl Fn() -> Option<T>) -> Result<GateGuard<'_>, T> {
         if self.waiting.load(Ordering::Relaxed) > 0 {
-            // The task that has just left would be in again before those it has woken run.
+            // Without this, a task that has just left would enter again before the tasks that it
+            // woke could run.
             yield_now().await;
         }
         loop {
@@ -73,8 +75,7 @@ impl Gate {
 
     /// Enters if the gate is free.
     pub fn try_enter(&self) -> Option<GateGuard<'_>> {
-        // The guard must not exist even briefly while another task is inside: dropping it opens the
-        // gate.
+        // The guard must exist only if the gate was entered: dropping it opens the gate.
         let entered =
             self.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
         entered.then(|| GateGuard { gate: self })
@@ -94,10 +95,11 @@ impl Drop for GateGuard<'_> {
     }
 }
 
-/// Runs the futures of `work` on `lane`, at most `limit` at a time, and waits for all of them.
+/// Runs the futures of `work` on `lane`, at most `limit` at a time, and waits for all of them to
+/// end.
 ///
 /// # Panics
-/// One of them panicked: the caller would otherwise take its work for done.
+/// One of them panicked. Without an error the caller would take the work for complete.
 pub async fn concurrently<F>(lane: &Rc<Lane>, limit: usize, work: impl Iterator<Item = F> + 'static)
 where
     F: Future<Output = ()> + 'static,

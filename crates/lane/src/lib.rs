@@ -8,11 +8,11 @@
 //! - [`gate`]: one task at a time, or many tasks within one
 //! - [`sleep`], `timer`: sleeping on the lane's clock
 //! - [`memory`]: the daemon's memory limit, and its use
-//! - [`request_memory`]: the part of it that the clients of one lane use
+//! - [`request_memory`]: the part of that limit that the clients of one lane use
 //! - [`notify`]: waiting for events of other lanes
-//! - [`off_lane`]: work that may wait, in a thread of its own
+//! - [`off_lane`]: work that may wait, in a separate thread
 //! - [`signal`]: a flag between two tasks
-//! - [`thread`]: a lane on a thread of its own
+//! - [`thread`]: a lane on its own thread
 //! - [`turns`]: long work in steps
 //! - [`workers`]: futures that do one job after another
 #![forbid(unsafe_code)]

@@ -1,5 +1,5 @@
-//! Wake-ups in every interleaving that the memory model allows. Loom fails when a thread sleeps for
-//! ever.
+//! Wake-ups in every interleaving that the memory model allows. Loom reports a thread that sleeps
+//! for ever.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -13,14 +13,14 @@ use forebay_core::sync::loom::{self, cell::UnsafeCell, future::block_on, thread}
 
 use crate::{Gate, Lane, LaneId, Notify};
 
-/// A lane, and the event that it sleeps on.
+/// Makes a lane, and the event on which it sleeps.
 fn lane() -> (Rc<Lane>, Arc<loom::sync::Notify>) {
     let rouser = Arc::new(loom::sync::Notify::new());
     let inner = rouser.clone();
     (Lane::new(LaneId(0), Arc::new(ManualClock::default()), move || inner.notify()), rouser)
 }
 
-/// Runs the lane as its thread does, until `done`.
+/// Runs the lane until `done`, in the way of its thread.
 fn run(lane: &Rc<Lane>, rouser: &loom::sync::Notify, done: impl Fn() -> bool) {
     while !done() {
         if !lane.run_ready() && lane.may_sleep() {

@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 /// The purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryUse {
-    /// The program, its lanes and the buffers that they keep for the next request.
+    /// The program, its lanes and the buffers that they keep for reuse.
     Process,
     /// Indexes and segment tables.
     Index,
@@ -92,7 +92,7 @@ impl std::error::Error for OverLimit {}
 /// A limit that is lower than the memory in use allows. All sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLow {
-    /// The memory that cannot be given back now.
+    /// The memory in use that cannot be returned now.
     pub held: u64,
     /// The lowest possible limit.
     pub least: u64,
@@ -102,7 +102,7 @@ pub struct TooLow {
 #[derive(Debug)]
 pub struct MemoryBudget {
     limit: AtomicU64,
-    /// Only one change of the limit at a time.
+    /// Serialises changes of the limit.
     changes: Mutex<()>,
     used: [AtomicU64; MemoryUse::ALL.len()],
     held: AtomicU64,
@@ -123,7 +123,7 @@ impl MemoryBudget {
     /// Least memory reserved for clients, in bytes: the largest request, some 44 MiB, fits into the
     /// part for requests.
     const LEAST_TAKEN: u64 = 96 * MIB;
-    /// Uses that can do without memory leave one such part of the limit for caches opened later.
+    /// Optional uses leave at least `1 / SPARED` of the limit for caches that are opened later.
     const SPARED: u64 = 16;
     /// Requests up to this size, in bytes, may use some memory that larger ones may not.
     const SMALL: u64 = 256 << 10;
@@ -145,17 +145,18 @@ impl MemoryBudget {
         self.limit.load(Ordering::SeqCst)
     }
 
-    /// Changes the limit. Memory that clients have taken is not taken from them: with a lower
-    /// limit, new requests wait until enough of it has been returned.
+    /// Changes the limit. Clients keep the memory that they have taken: with a lower limit, new
+    /// requests wait until enough of it has been returned.
     ///
     /// # Errors
     /// More memory is held than the new limit allows; nothing has changed then.
     pub fn set_limit(&self, limit: u64) -> Result<(), TooLow> {
         let _change = self.changes.lock();
         let before = self.limit.swap(limit, Ordering::SeqCst);
-        // A hold that is being made sees the new limit, or is seen here.
+        // A concurrent hold either sees the new limit or is counted here.
         let held = self.held.load(Ordering::SeqCst);
-        // Memory that is held for a while may exceed it, and would only be in the way of more.
+        // Memory held for a limited time may exceed the limit. It must not prevent a higher limit,
+        // which leaves more room.
         if limit < before && held > self.holdable() {
             self.limit.store(before, Ordering::SeqCst);
             return Err(TooLow { held, least: Self::enough_for(held) });
@@ -226,29 +227,31 @@ impl MemoryBudget {
         self.take(MemoryUse::Requests, bytes, most.saturating_sub(own))
     }
 
-    /// Returns whether a request of `bytes` can ever have them, if all others return theirs. `true`
-    /// for all requests of moderate size: memory that is in their way is held only for a while.
+    /// Returns whether a request of `bytes` can get its memory once all others have returned
+    /// theirs. Always `true` for requests of moderate size, because memory that is in their way is
+    /// held only for a limited time.
     pub fn can_have(&self, bytes: u64) -> bool {
         let most = |takable: u64| takable / 16 * 9;
         bytes <= most(Self::LEAST_TAKEN) || bytes <= most(self.takable())
     }
 
-    /// Takes `bytes` for a connection, from the part that requests cannot take; with `spare`, only
-    /// from the first half of that part.
+    /// Takes `bytes` for a connection from the part of the limit that requests cannot take; with
+    /// `spare`, only from the first half of it.
     pub fn take_for_connection(&self, bytes: u64, spare: bool) -> bool {
         let most = self.takable() / 16 * if spare { 3 } else { 6 };
         self.take(MemoryUse::Connections, bytes, most)
     }
 
-    /// Like [`MemoryBudget::take_for_connection`], for a connection from another machine. Some of
-    /// that part is left to those of this machine.
+    /// Takes memory like [`MemoryBudget::take_for_connection`], for a connection from another
+    /// machine. A part is left to connections from this machine.
     pub fn take_for_remote_connection(&self, bytes: u64) -> bool {
         self.take(MemoryUse::Connections, bytes, self.takable() / 16 * 5)
     }
 
     /// Returns memory that was taken.
     pub fn give(&self, by: MemoryUse, bytes: u64) {
-        // Before checking for waiters: a waiter that is not counted yet will see the memory.
+        // Subtract before checking for waiters: a waiter that is not counted yet will see the
+        // memory.
         self.used[by as usize].fetch_sub(bytes, Ordering::SeqCst);
         if self.has_waiters() {
             self.freed.notify_all();
@@ -296,19 +299,19 @@ pub struct MemoryHold {
 }
 
 impl MemoryHold {
-    /// Makes a hold of nothing.
+    /// Makes an empty hold.
     pub fn none(budget: &Arc<MemoryBudget>, by: MemoryUse) -> Self {
         MemoryHold { budget: budget.clone(), by, bytes: 0 }
     }
 
-    /// Holds `bytes` more if at most `most` bytes are held after that. If not, returns the bytes
-    /// that are held already.
+    /// Holds `bytes` more if the total held is then at most `most`. If not, returns the bytes that
+    /// are held already.
     fn grow_to(&mut self, bytes: u64, most: impl Fn(&MemoryBudget) -> u64) -> Result<(), u64> {
         let budget = &self.budget;
         let more = |held: u64| held.checked_add(bytes).filter(|held| *held <= most(budget));
         let before = budget.held.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)?;
         if before + bytes > most(budget) {
-            // The limit was lowered meanwhile.
+            // The limit was lowered meanwhile, so the memory is returned.
             return Err(budget.held.fetch_sub(bytes, Ordering::SeqCst) - bytes);
         }
         budget.used[self.by as usize].fetch_add(bytes, Ordering::Relaxed);
@@ -316,8 +319,7 @@ impl MemoryHold {
         Ok(())
     }
 
-    /// Holds `bytes` more if that leaves room for another cache to be opened: for uses that can do
-    /// without.
+    /// Holds `bytes` more for an optional use, if enough memory is left to open another cache.
     pub fn grow_spare(&mut self, bytes: u64) -> bool {
         let most = |budget: &MemoryBudget| {
             budget.holdable().saturating_sub(budget.limit() / MemoryBudget::SPARED)
@@ -325,8 +327,9 @@ impl MemoryHold {
         self.grow_to(bytes, most).is_ok()
     }
 
-    /// Holds memory permanently that was held for a limited time, like [`MemoryHold::grow_spare`].
-    /// Returns `false` if there is not enough for that, and then holds nothing.
+    /// Turns memory that was held for a limited time into a permanent hold for an optional use, as
+    /// [`MemoryHold::grow_spare`] does. Returns `false` if there is not enough for that, and then
+    /// holds nothing.
     pub fn keep_spare(&mut self) -> bool {
         let bytes = self.bytes;
         self.shrink(bytes);
@@ -345,7 +348,7 @@ impl MemoryHold {
         self.grow_or_say(bytes, most, what)
     }
 
-    /// Reduces the hold by `bytes`, at most to nothing.
+    /// Reduces the hold by `bytes`, or to nothing if it has less.
     pub fn shrink(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -359,7 +362,7 @@ impl MemoryHold {
     /// Holds `bytes` more.
     ///
     /// # Errors
-    /// Like [`MemoryBudget::hold`]; the hold is then unchanged.
+    /// Holds `bytes` more, like [`MemoryBudget::hold`]. On an error the hold is unchanged.
     pub fn grow(&mut self, bytes: u64, what: &str) -> Result<(), OverLimit> {
         self.grow_or_say(bytes, MemoryBudget::holdable, what)
     }
@@ -379,14 +382,14 @@ impl MemoryHold {
         })
     }
 
-    /// Moves everything that is held to another hold.
+    /// Moves the whole hold to a new one.
     #[must_use]
     pub fn take(&mut self) -> MemoryHold {
         let bytes = std::mem::take(&mut self.bytes);
         MemoryHold { budget: self.budget.clone(), by: self.by, bytes }
     }
 
-    /// Adds everything that another hold of the same use and budget holds.
+    /// Adds the memory of another hold of the same use and budget.
     pub fn merge(&mut self, mut other: MemoryHold) {
         debug_assert!(self.by == other.by && Arc::ptr_eq(&self.budget, &other.budget));
         self.bytes += std::mem::take(&mut other.bytes);

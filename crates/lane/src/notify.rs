@@ -8,7 +8,7 @@ use forebay_core::sync::Mutex;
 use forebay_core::sync::atomic::{AtomicU64, Ordering};
 
 /// A recurring event. A waiter first calls [`Notify::listen`], then checks the shared state, and
-/// awaits the [`Notified`] only if the state is not the wanted one; so no event is missed.
+/// awaits the [`Notified`] only if the state is not the expected one; so it misses no event.
 #[derive(Default, Debug)]
 pub struct Notify {
     epoch: AtomicU64,
@@ -21,7 +21,7 @@ impl Notify {
         Notified { notify: self, epoch: self.epoch.load(Ordering::SeqCst) }
     }
 
-    /// Signals the event: wakes everyone who listens.
+    /// Signals the event: wakes all listeners.
     pub fn notify_all(&self) {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         let waiters = std::mem::take(&mut *self.waiters.lock());

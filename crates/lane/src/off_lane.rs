@@ -1,4 +1,4 @@
-//! Work that may wait for a disk, in a thread of its own: a lane must not wait.
+//! Work that may wait for a disk. It runs in a separate thread, because a lane must not wait.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ impl<T> Drop for Tell<T> {
     }
 }
 
-/// Runs `work` in a thread called `name` and waits for its result. The caller limits how many there
-/// are at a time. `None`: there is no thread for it, or it has panicked.
+/// Runs `work` in a thread called `name` and waits for its result. The caller limits the number of
+/// threads. `None`: the thread could not be started, or it has panicked.
 pub async fn run<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,

@@ -14,7 +14,7 @@ pub struct LaneMemory {
     budget: Arc<MemoryBudget>,
     /// Bytes taken from the budget but not used by a request.
     spare: Cell<u64>,
-    /// Queue of clients waiting for memory; the first one is inside.
+    /// Clients that wait for memory queue here; the first one has entered.
     turn: Gate,
 }
 
@@ -42,8 +42,8 @@ impl LaneMemory {
     }
 
     fn take_more(&self, bytes: u64, own: u64) -> bool {
-        // Takes the whole amount from the budget: bytes in `spare` do not count against what others
-        // leave.
+        // The whole amount comes from the budget, because bytes in `spare` do not count towards the
+        // part that is left to others.
         let chunk = bytes.max(CHUNK);
         let taken =
             [chunk, bytes].into_iter().find(|size| self.budget.take_for_request(*size, own));

@@ -24,8 +24,8 @@ impl Signal {
         std::future::poll_fn(|context| self.poll(context)).await;
     }
 
-    /// Clears the flag, or stores the waker: [`Signal::wait`] for a task that polls other things
-    /// too.
+    /// Clears the flag, or stores the waker if the flag is not raised: the form of [`Signal::wait`]
+    /// for a task that also polls other events.
     pub fn poll(&self, context: &Context<'_>) -> Poll<()> {
         if self.raised.replace(false) {
             return Poll::Ready(());

@@ -15,7 +15,7 @@ use crate::executor::Lane;
 pub struct Sleep {
     lane: Rc<Lane>,
     deadline: Nanos,
-    /// Key of the sleeper among all, once it has been polled.
+    /// Number of the sleeper in order of arrival, once it has been polled.
     order: Option<u64>,
 }
 
@@ -37,7 +37,7 @@ impl Future for Sleep {
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        // Fails only while the lane fires its timers, and no sleep is dropped then.
+        // The borrow fails only while the lane fires its timers, and no sleep is dropped then.
         if let Some(order) = self.order
             && let Ok(mut timers) = self.lane.timers().try_borrow_mut()
         {

@@ -1,5 +1,5 @@
-//! A lane on its own thread, with the system clock and a ring. In a simulation of threads it is one
-//! of these, on their clock, and parks instead of waiting in its ring.
+//! A lane on its own thread, with the system clock and a ring. In a simulation of threads it runs
+//! on a simulated thread and clock, and parks instead of waiting in the ring.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -19,22 +19,22 @@ use tz::TimeZone;
 
 use crate::executor::{Lane, LaneId, LaneRemote};
 
-/// Rounds of tasks before devices are polled again, so that tasks that wake each other cannot
+/// Rounds of tasks before devices are polled again. Otherwise tasks that wake each other could
 /// starve the devices.
 const ROUNDS: usize = 16;
 
-/// Time after which no further round begins: otherwise work in many steps would delay a client
-/// whose request has arrived by all of them.
+/// Time after which no further round begins. Otherwise long work in many steps would delay a client
+/// whose request has arrived.
 const ROUNDS_FOR: Duration = Duration::from_micros(500);
 
-/// The system's monotonic clock, starting at 0 when it is made.
+/// The system's monotonic clock; it starts at 0 when the value is made.
 #[derive(Clone, Copy, Debug)]
 pub struct MonotonicClock {
     start: u64,
 }
 
 /// Returns the system's monotonic time in nanoseconds. Requests read it several times, and
-/// `Instant` takes longer.
+/// `Instant` is slower.
 fn monotonic() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (now.tv_sec as u64) * 1_000_000_000 + now.tv_nsec as u64
@@ -69,9 +69,9 @@ impl Clock for MonotonicClock {
 /// Options of a lane thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneOptions {
-    /// Longest time for which an idle lane polls for work before it sleeps in the kernel, while
-    /// other threads may take its CPU. It polls for less, down to not at all, while polling finds
-    /// nothing. 0: always sleeps at once.
+    /// Longest time for which an idle lane polls for work before it sleeps in the kernel; other
+    /// threads may take its CPU meanwhile. The lane polls for less, or not at all, while polling
+    /// finds nothing. 0: it always sleeps at once.
     pub spin: Duration,
     /// Whether the ring takes [`RingOp::ServeEntry`](forebay_device::ring::RingOp::ServeEntry).
     pub wide_ring: bool,
@@ -79,9 +79,9 @@ pub struct LaneOptions {
 
 impl Default for LaneOptions {
     fn default() -> Self {
-        // A client that waits for each answer takes up to 50 us to wake up and to ask again.
-        // Falling asleep and being woken costs both sides about as much CPU time as polling for
-        // that long.
+        // A client that waits for each answer takes up to 50 us to wake up and send the next
+        // request. Falling asleep and being woken costs both sides about as much CPU time as
+        // polling for that long.
         LaneOptions { spin: Duration::from_micros(60), wide_ring: false }
     }
 }
@@ -109,7 +109,7 @@ impl LaneLoop {
         let ring = if options.wide_ring { Ring::wide() } else { Ring::new() }?;
         let (lane, parker) = match Simulation::current() {
             None => {
-                // Sleeps end on time instead of up to 50 us late; if this is not permitted, they
+                // Sleeps end on time instead of up to 50 us late. Without permission for this, they
                 // are less precise.
                 let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
                 (Lane::new(id, clock, ring.rouser()), None)
@@ -129,7 +129,7 @@ impl LaneLoop {
         &self.lane
     }
 
-    /// Returns the lane's ring. In a simulation nothing drives it.
+    /// Returns the lane's ring. In a simulation nothing drives the ring.
     pub fn ring(&self) -> &Rc<Ring> {
         &self.ring
     }
@@ -153,7 +153,7 @@ impl LaneLoop {
         Ok(queue)
     }
 
-    /// Drives `queue` between rounds of tasks for as long as someone holds it.
+    /// Drives `queue` between rounds of tasks for as long as a reference to it exists.
     pub fn register(&self, queue: &Queue) {
         let added = Rc::downgrade(queue.inner());
         let mut queues = self.queues.borrow_mut();
@@ -167,7 +167,7 @@ impl LaneLoop {
         self.stop.store(true, Ordering::SeqCst);
     }
 
-    /// Runs jobs and tasks for a bounded number of rounds. Returns whether there were any.
+    /// Runs jobs and tasks for a bounded number of rounds. Returns whether any of them ran.
     fn run_tasks(&self) -> bool {
         let mut since = None;
         for round in 0..ROUNDS {
@@ -183,7 +183,7 @@ impl LaneLoop {
             }
         }
         if self.parker.is_some() {
-            // They may wait for another lane without saying so.
+            // The tasks may wait for another lane in a way that the simulation does not see.
             forebay_threads::yield_now();
         }
         true
@@ -195,7 +195,8 @@ impl LaneLoop {
         let mut gone = false;
         let mut index = 0;
         loop {
-            // Not borrowed while a queue is driven: tasks that it wakes may open or drop queues.
+            // The list is not borrowed while a queue is driven, because tasks that it wakes may
+            // open or drop queues.
             let Some(queue) = self.queues.borrow().get(index).map(Weak::upgrade) else { break };
             index += 1;
             match queue {
@@ -224,11 +225,11 @@ impl LaneLoop {
                 continue;
             }
             if self.parker.is_none() && spin.goes_on(self.lane.now()) {
-                // A client on the same CPU must not wait until the scheduler takes the CPU away.
+                // A client on the same CPU must not wait until the scheduler preempts this thread.
                 std::thread::yield_now();
                 continue;
             }
-            // Asked before the last check for work of tasks and other threads.
+            // `ask` precedes the last check for work of tasks and other threads.
             if self.lane.ask() || !self.lane.may_sleep() {
                 continue;
             }
@@ -254,7 +255,7 @@ fn earlier(one: Option<Nanos>, other: Option<Nanos>) -> Option<Nanos> {
     }
 }
 
-/// The lane as devices know it.
+/// The lane, in the interface that devices use.
 struct LaneTasks(Rc<Lane>);
 
 impl Tasks for LaneTasks {
@@ -268,7 +269,7 @@ impl Tasks for LaneTasks {
 }
 
 /// Time for which an idle lane keeps polling. Doubles when longer polling would have found work,
-/// and halves when it would not.
+/// and halves when it would not have.
 struct Spin {
     most: Duration,
     now: Cell<Duration>,
@@ -295,19 +296,19 @@ impl Spin {
         now.since(since) < limit
     }
 
-    /// Notes that the lane slept for `time` after polling had found nothing.
+    /// Records that the lane slept for `time` after polling had found nothing.
     fn slept(&self, time: Duration) {
         self.since.set(None);
         let limit = self.now.get();
         let next = if time < self.most { limit * 2 + self.most / 8 } else { limit / 2 };
-        // A poll costs about as much as falling asleep; less than that is not worthwhile.
+        // A poll costs about as much as falling asleep, so a shorter time is not worthwhile.
         let next = if next < self.most / 16 { Duration::ZERO } else { next };
         self.now.set(next.min(self.most));
     }
 }
 
-/// Drops the tasks of a lane, however its thread ends: they refer to it, so they would keep each
-/// other alive.
+/// Drops the tasks of a lane, however its thread ends. Tasks refer to their lane, so both would
+/// keep each other alive.
 struct Abandon(Rc<Lane>);
 
 impl Drop for Abandon {
@@ -327,7 +328,7 @@ pub struct LaneThread {
 impl LaneThread {
     /// Starts a thread called `name` with a ring and a lane on `clock`, and calls `setup` on it.
     /// The result of `setup` is kept on that thread until the lane has stopped. Returns once
-    /// `setup` has returned. In a simulation the clock is that of the simulation.
+    /// `setup` has returned. In a simulation the simulation's clock replaces `clock`.
     ///
     /// # Errors
     /// The thread or its ring cannot be made, or `setup` panicked.
@@ -349,8 +350,8 @@ impl LaneThread {
                     return;
                 }
             };
-            // The crash of a simulation may end this anywhere: tasks go before the state, and in
-            // any case.
+            // The crash of a simulation may end this thread anywhere. In any case, tasks are
+            // dropped before the state of `setup`.
             let _last = Abandon(this.lane.clone());
             let _state = setup(&this);
             let _first = Abandon(this.lane.clone());
@@ -380,7 +381,7 @@ impl LaneThread {
     }
 
     /// Tells the lane to stop, without waiting for it. Tasks that have not ended are dropped;
-    /// operations in progress on a disk are waited for.
+    /// operations in progress on a disk are awaited.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         // Wakes the lane.
@@ -392,7 +393,7 @@ impl LaneThread {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits until the lane has stopped, by [`LaneThread::stop`] or [`LaneLoop::stop`].
+    /// Waits until the lane has been stopped by [`LaneThread::stop`] or [`LaneLoop::stop`].
     ///
     /// # Errors
     /// The thread panicked outside of a task.

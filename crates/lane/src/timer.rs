@@ -5,8 +5,8 @@ use std::task::Waker;
 
 use forebay_core::Nanos;
 
-/// The sleepers of one lane, by deadline; ties are broken by order of arrival, so that runs are
-/// reproducible.
+/// The sleepers of one lane by deadline; those with equal deadlines are in order of arrival, so
+/// that runs are reproducible.
 #[derive(Default)]
 pub(crate) struct Timers {
     sleepers: BTreeMap<(Nanos, u64), Waker>,
@@ -24,7 +24,7 @@ impl Timers {
         self.sleepers.remove(&(deadline, order));
     }
 
-    /// Wakes everyone whose deadline has passed.
+    /// Wakes all sleepers whose deadline has passed.
     pub(crate) fn fire(&mut self, now: Nanos) {
         while let Some(first) = self.sleepers.first_entry().filter(|first| first.key().0 <= now) {
             first.remove().wake();

@@ -1,15 +1,15 @@
-//! Long work in steps, between which other tasks of the lane get their turn.
+//! Long work in steps, between which other tasks of the lane run.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::executor::yield_now;
 
-/// Items of a pass over memory before other tasks get their turn: a fraction of a millisecond. The
-/// caches of the simulator are small, and have many turns as well.
+/// Items of a pass over memory between two yields: a fraction of a millisecond. A smaller number
+/// gives the small caches of the simulator many steps as well.
 pub const AT_ONCE: usize = if cfg!(feature = "short-turns") { 1 << 4 } else { 1 << 14 };
 
-/// Lets other tasks run after every [`AT_ONCE`] items. `done`: how many were handled.
+/// Yields to other tasks after every [`AT_ONCE`] items. `done` counts the items.
 pub async fn rest(done: &mut usize) {
     *done += 1;
     if done.is_multiple_of(AT_ONCE) {
@@ -17,8 +17,8 @@ pub async fn rest(done: &mut usize) {
     }
 }
 
-/// Makes a vector of `count` items. The system provides memory when it is first touched, so that
-/// much of it takes as long as a pass.
+/// Makes a vector of `count` items. The system provides memory at the first touch, so filling much
+/// memory takes as long as a pass over it.
 pub async fn filled<T>(count: usize, mut make: impl FnMut(usize) -> T) -> Vec<T> {
     let (mut items, mut done) = (Vec::with_capacity(count), 0);
     for number in 0..count {
@@ -28,7 +28,7 @@ pub async fn filled<T>(count: usize, mut make: impl FnMut(usize) -> T) -> Vec<T>
     items
 }
 
-/// Sorts as `sort_by_key` does. Takes the memory of the items twice, if there are many.
+/// Sorts like `sort_by_key`. A large vector takes its memory twice.
 pub async fn sort_by_key<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) -> K) {
     if items.len() <= AT_ONCE {
         items.sort_by_key(key);
@@ -46,7 +46,7 @@ pub async fn sort_by_key<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) -> K) {
         runs.push(run.into_iter());
         yield_now().await;
     }
-    // Of equal items the one of the earlier run comes first.
+    // Of equal items, the one from the earlier run comes first, so the sort is stable.
     let first = |runs: &[std::vec::IntoIter<T>], run: usize| {
         runs[run].as_slice().first().map(|item| Reverse((key(item), run)))
     };
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use crate::executor::{Lane, LaneId};
 
-    /// Runs a future, and returns its output and in how many turns of the lane it ended.
+    /// Runs a future, and returns its output and the number of turns of the lane that it took.
     fn turns<T: 'static>(future: impl Future<Output = T> + 'static) -> (T, usize) {
         let lane = Lane::new(LaneId(0), Arc::new(ManualClock::default()), || ());
         let (output, turns) = (Rc::new(RefCell::new(None)), Cell::new(0));

@@ -21,7 +21,7 @@ enum Letter<J> {
 }
 
 impl<J> JobInbox<J> {
-    /// Waits for the next job, which ends the current one.
+    /// Waits for the next job. The call ends the current job.
     pub async fn next(&self) -> J {
         std::future::poll_fn(|_| match self.0.replace(Letter::Taken) {
             Letter::Job(job) => Poll::Ready(job),
@@ -62,17 +62,17 @@ impl<F: Future<Output = Infallible>, J> TaskBody for Worker<F, J> {
     }
 }
 
-/// Workers: futures that do one job after another, each job as a task of its own. In the steady
-/// state starting a job neither allocates memory nor moves a future, which for a request has
-/// several kilobytes.
+/// A pool of workers: futures that do one job after another. Each job is a task of its own. In the
+/// steady state, starting a job neither allocates memory nor moves a future, which has several
+/// kilobytes for a request.
 pub struct Pool<F, J, M> {
     idle: Rc<Idle<F, J>>,
     make: M,
 }
 
 impl<F, J, M: Fn(JobInbox<J>) -> F> Pool<F, J, M> {
-    /// `make` returns a worker that takes its jobs from the inbox, for ever. Its first await is
-    /// that of [`JobInbox::next`].
+    /// Makes an empty pool. `make` returns a worker that takes jobs from the inbox for ever; its
+    /// first await must be [`JobInbox::next`].
     pub fn new(make: M) -> Self {
         Pool { idle: Rc::default(), make }
     }

@@ -1,5 +1,5 @@
-//! Commands to the kernel's NBD client, by generic netlink. None of them waits for a request to a
-//! device, except disconnecting.
+//! Commands to the kernel's NBD client, by generic netlink. Only disconnecting waits for requests
+//! to a device.
 
 use std::cell::Cell;
 use std::io;
@@ -15,12 +15,12 @@ use rustix::net::{
 
 use crate::message::{Answer, NetlinkRequest, answers, attribute, u16_at};
 
-/// Protection against a hang: the kernel has answered when a request is sent.
+/// Protection against a hang: the kernel has answered by the time the send of a request returns.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum number of bytes of an answer.
 const MOST: usize = 8192;
 
-/// The family that lists the others, `GENL_ID_CTRL`, and its command and attributes.
+/// The family that lists the other families, `GENL_ID_CTRL`, and its command and attributes.
 mod families {
     pub(super) const FAMILY: u16 = 0x10;
     pub(super) const VERSION: u8 = 1;
@@ -61,9 +61,9 @@ pub(crate) struct NewDevice<'a> {
     pub(crate) block: u64,
     /// Transmission flags of the server.
     pub(crate) flags: u16,
-    /// Time for which requests wait for a new connection.
+    /// Time for which requests wait for a new connection before they fail.
     pub(crate) patience: Duration,
-    /// The text that the kernel keeps with the device.
+    /// Text that the kernel stores with the device.
     pub(crate) identifier: &'a str,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Opens it.
+    /// Opens a netlink socket to the kernel's NBD client.
     ///
     /// # Errors
     /// `NotFound`: the kernel has no NBD client, or it is not loaded.
@@ -114,17 +114,17 @@ impl Control {
         }
     }
 
-    /// Sets a device up, and makes it first if there is none of that number.
+    /// Connects a device, and creates it first if no device has the number.
     ///
     /// # Errors
-    /// `Errno::BUSY`: it is in use.
+    /// `Errno::BUSY`: the device is in use.
     pub(crate) fn connect(&self, new: &NewDevice<'_>, socket: BorrowedFd<'_>) -> io::Result<()> {
         let request = self
             .request(nbd::CONNECT, nbd::VERSION)
             .with_u32(nbd::INDEX, new.number)
             .with_u64(nbd::SIZE_BYTES, new.size)
             .with_u64(nbd::BLOCK_SIZE_BYTES, new.block)
-            // None: it would end connections on which a request takes long.
+            // No time limit: it would end connections on which a request takes long.
             .with_u64(nbd::TIMEOUT, 0)
             .with_u64(nbd::DEAD_CONN_TIMEOUT, new.patience.as_secs())
             .with_u64(nbd::SERVER_FLAGS, new.flags.into())
@@ -135,8 +135,8 @@ impl Control {
     /// Gives a device a new connection.
     ///
     /// # Errors
-    /// `Errno::NOSPC`: its connection has not ended. `Errno::INVAL`: it is not set up, or is
-    /// another one.
+    /// `Errno::NOSPC`: the device still has a connection. `Errno::INVAL`: the device is not
+    /// connected, or has another identifier.
     pub(crate) fn reconnect(
         &self,
         number: u32,
@@ -150,11 +150,11 @@ impl Control {
         self.ask(with_socket(request, socket)).map(drop)
     }
 
-    /// Ends a device: its requests fail, also those in progress. Its number is free once no program
-    /// has it open.
+    /// Ends a device: its requests fail, including those in progress. The number is free once no
+    /// program has the device open.
     ///
     /// # Errors
-    /// `Errno::INVAL` if there is no such device.
+    /// `Errno::INVAL` if the device does not exist.
     pub(crate) fn disconnect(&self, number: u32) -> io::Result<()> {
         let request = self.request(nbd::DISCONNECT, nbd::VERSION);
         self.ask(request.with_u32(nbd::INDEX, number)).map(drop)

@@ -1,5 +1,5 @@
-//! Devices are set up, and connected again. Everything here runs off the lanes, because it makes
-//! requests that these answer.
+//! Creates and reconnects devices. This runs off the lanes, because it sends requests that the
+//! lanes answer.
 #![expect(clippy::disallowed_methods, reason = "waits for the kernel, on a thread of an operation")]
 
 use std::io;
@@ -22,22 +22,21 @@ use crate::helper::{Step, Task};
 use crate::lanes::Word;
 use crate::sysfs::{flushes, has_mark, identifier, path, size, unused};
 
-/// Time for which requests wait for the next daemon. Then they fail, like those of a disk that is
-/// gone.
+/// Time for which requests wait for the next daemon. After it they fail, as if the disk were gone.
 const ABSENCE: Duration = Duration::from_secs(600);
-/// The same for a device that does not outlive the daemon.
+/// The same time for a device that does not outlive the daemon.
 const NO_ABSENCE: Duration = Duration::from_secs(1);
 /// Time limit of the handshake. After a hand-over, new NBD clients wait up to 10 s for other
 /// volumes.
 const HANDSHAKE: Duration = Duration::from_secs(20);
-/// Time within which the kernel notices that a connection has ended.
+/// Time limit for the kernel to notice the end of a connection.
 const NOTICE: Duration = Duration::from_secs(10);
-/// Interval of checks for that.
+/// Interval at which the end is checked.
 const STEP: Duration = Duration::from_millis(20);
 
 /// The daemon's NBD server, and the devices connected to it.
 pub struct NbdServer {
-    /// Unix socket of the server, if it has one.
+    /// Unix socket of the server; `None` if it listens only to TCP.
     pub socket: Option<PathBuf>,
     /// The devices.
     pub connected: Outliving,
@@ -59,7 +58,7 @@ impl Shop {
         let patience = if survives { ABSENCE } else { NO_ABSENCE };
         let text = identifier(mark);
         for number in unused() {
-            // udev learns the name before it sees the device.
+            // The name must exist before udev sees the device.
             let (block, identifier) = (u64::from(sector), &*text);
             let new = NewDevice { number, size, block, flags, patience, identifier };
             let device = path(number);
@@ -71,13 +70,13 @@ impl Shop {
             of.names.remove_of(volume, &device);
             match made {
                 Ok(()) => {
-                    // The next daemon, and the steps of this one, could not distinguish it from the
-                    // devices of others.
+                    // The kernel has not stored the identifier, so the device could not be
+                    // distinguished from those of other programs.
                     let _ = control.disconnect(number);
                     return Err(refused(io::ErrorKind::Unsupported.into()));
                 }
                 Err(error) => {
-                    // Another program has it, or examines it.
+                    // Another program uses or examines the device.
                     if Errno::from_io_error(&error) != Some(Errno::BUSY) {
                         return Err(refused(error));
                     }
@@ -90,7 +89,7 @@ impl Shop {
 
     /// Connects the device of a former daemon.
     pub(crate) fn take_over(&self, volume: &str, id: DeviceId) -> Result<(), ExportError> {
-        // Otherwise the former program has handed its connection over.
+        // A device that is connected was handed over with its connection by the former program.
         if !self.server.connected.has(id.mark) {
             let begun = Instant::now();
             self.connect_again(volume, id, NOTICE)?;
@@ -135,7 +134,7 @@ impl Shop {
         }
     }
 
-    /// Reconnects a device whose connection has ended, for any reason, while the daemon serves its
+    /// Reconnects a device whose connection has ended for any reason while the daemon serves its
     /// volume.
     pub(crate) fn mend(&self, device: &VolumeDevice<()>) {
         let VolumeDevice { volume, id, survives, .. } = device;
@@ -146,7 +145,7 @@ impl Shop {
             Ok(()) => {
                 tracing::warn!(volume, device = %path(id.number).display(), "the connection of its device had ended, and is replaced");
             }
-            // Not least when the device has just been connected, or is being ended.
+            // This is normal if the device has just been connected or is being ended.
             Err(error) => tracing::debug!(volume, "its device is not connected again: {error}"),
         }
     }
@@ -163,7 +162,7 @@ impl Shop {
             stream.set_read_timeout(Some(HANDSHAKE))?;
             stream.set_write_timeout(Some(HANDSHAKE))?;
             let export = agree(&mut stream, volume, device)?;
-            // They would end the connection while the kernel has it.
+            // The time limits would end the connection once the kernel has it.
             stream.set_read_timeout(None)?;
             stream.set_write_timeout(None)?;
             Ok((stream, export))
@@ -174,7 +173,7 @@ impl Shop {
 
 /// Returns a new device.
 fn made_with(volume: &str, number: u32, mark: u64, survives: bool) -> Made<()> {
-    // In vain where sysfs is read-only; the rule of udev does it there.
+    // The write fails where sysfs is read-only; a udev rule sets the time there.
     if survives && let Err(error) = Task::run(Step::Retry, number, mark) {
         tracing::debug!(volume, number, %error, "requests are sent again late");
     }

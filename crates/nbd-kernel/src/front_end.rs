@@ -94,8 +94,8 @@ impl Driver for NbdKernel {
         of.name(&device);
         let volume = of.volume;
         match self.shop.take_over(volume, DeviceId { number, mark: of.note.mark }) {
-            // By nbd-client, for example, or by a daemon that was killed before it had removed its
-            // note.
+            // Another program ended the device, such as nbd-client, or a daemon that was killed
+            // before it removed its note.
             Err(error) if was_ended(&error) => {
                 tracing::error!(volume, device = %device.display(), "its device was ended while it was in use: users of it get I/O errors, and there is a new one");
                 Ok(None)
@@ -123,8 +123,8 @@ impl Driver for NbdKernel {
     }
 }
 
-/// Returns whether a device could not be connected because it has ended, and is there for its users
-/// only.
+/// Returns whether the error means that the device has ended and exists only because programs have
+/// it open.
 fn was_ended(error: &ExportError) -> bool {
     error.cause.as_ref().and_then(Errno::from_io_error) == Some(Errno::INVAL)
 }

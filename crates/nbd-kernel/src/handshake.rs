@@ -1,5 +1,6 @@
-//! The client's part of NBD's handshake, with the daemon's own server. The kernel takes over from
-//! there: it understands compact requests and simple replies only, so nothing else is agreed on.
+//! The client's side of the NBD handshake with the daemon's own server. The kernel takes over the
+//! connection afterwards. It understands only compact requests and simple replies, so nothing else
+//! is negotiated.
 
 use std::io::{self, Read, Write};
 
@@ -8,7 +9,7 @@ use forebay_nbd::OutlivingDevice;
 use forebay_nbd::wire::handshake::{HandshakeError, ask, go, greet};
 use forebay_nbd::wire::{option, option_reply, transmission_flag};
 
-/// The flags that the kernel has a use for.
+/// The transmission flags that the kernel uses.
 const KNOWN: u16 = transmission_flag::HAS_FLAGS
     | transmission_flag::READ_ONLY
     | transmission_flag::SEND_FLUSH
@@ -27,11 +28,11 @@ pub struct KernelExport {
     pub sector: u32,
 }
 
-/// Agrees on a volume. A `device` outlives the connection, see [`option::OUTLIVING`]. Reads nothing
-/// beyond the last reply.
+/// Negotiates a volume. A `device` outlives the connection, see [`option::OUTLIVING`]. Reads
+/// nothing beyond the last reply.
 ///
 /// # Errors
-/// That of the system; or `NotFound`: the volume is not served.
+/// The error of the system, or `NotFound` if the volume is not served.
 pub fn agree(
     stream: &mut (impl Read + Write),
     volume: &str,
@@ -81,7 +82,7 @@ mod tests {
         exports: ExportList,
         received: Vec<u8>,
         replies: Vec<u8>,
-        /// The device of the session, when there is one.
+        /// `Some` after the session has started: the device of the session, if it has one.
         started: Option<Option<OutlivingDevice>>,
     }
 

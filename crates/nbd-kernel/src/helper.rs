@@ -1,4 +1,4 @@
-//! The steps that may wait for the lanes, for a process of their own; see
+//! The steps that may wait for the lanes. They run in a separate process; see
 //! [`forebay_export::helper`].
 
 use std::ffi::OsString;
@@ -13,8 +13,8 @@ use crate::sysfs::{self, path};
 
 /// Time limit of a step.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A request that was in progress when its connection ended is sent again when it is as old as
-/// this, and there is a new connection; milliseconds. The rule of udev has it too.
+/// Age in milliseconds at which a request that was in progress when its connection ended is sent
+/// again on the new connection. The udev rule has the same value.
 const RETRY: u32 = 5000;
 
 /// A step.
@@ -62,10 +62,10 @@ impl Task {
         Some(Task { step, number, mark })
     }
 
-    /// Does it; returns the number of the device. For the helper.
+    /// Executes the step; returns the number of the device. Called in the helper process.
     ///
     /// # Errors
-    /// That of the system, or `Errno::NODEV`: the number is that of another device.
+    /// The error of the system, or `Errno::NODEV` if another device has the number.
     pub fn execute(&self) -> io::Result<u32> {
         let number = self.number;
         let exclusive = (self.step == Step::Stop).then(|| helper::open_exclusively(&path(number)));

@@ -1,5 +1,5 @@
-//! The lanes' part in devices whose requests come through the NBD server: these requests are told
-//! from other users of the device.
+//! The lanes' part in devices whose requests come through the NBD server: the lanes distinguish
+//! these requests from other users of the device.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -15,15 +15,15 @@ use forebay_lane::{Lane, Notify};
 /// Flags shared by the front end and its lanes.
 #[derive(Debug, Default)]
 pub(crate) struct Word {
-    /// There is, or was, a device.
+    /// A device exists or has existed.
     served: AtomicBool,
-    /// The daemon ends or hands over: connections that end now are not replaced.
+    /// The daemon ends or hands over: connections that end are no longer replaced.
     ending: AtomicBool,
     changed: Notify,
 }
 
 impl Word {
-    /// There is a device.
+    /// Notes that a device exists.
     pub(crate) fn serve(&self) {
         self.served.store(true, Ordering::Relaxed);
         self.changed.notify_all();
@@ -82,7 +82,7 @@ impl LaneFrontEnd for NbdKernelLane {
         Box::pin(async {})
     }
 
-    /// Hands nothing over: the connections are those of the NBD server.
+    /// Hands nothing over: the connections belong to the NBD server, which hands them over.
     fn hand_over(self: Box<Self>) -> Pin<Box<dyn Future<Output = Vec<HandedOver>>>> {
         self.stop();
         Box::pin(async { Vec::new() })

@@ -1,9 +1,9 @@
-//! Front end by the kernel's NBD client: each volume as a block device `/dev/nbdN`, whose requests
-//! come to the daemon's own NBD server through a unix socket.
+//! Front end that uses the kernel's NBD client: each volume is a block device `/dev/nbdN`, whose
+//! requests come to the daemon's own NBD server through a unix socket.
 //!
 //! - [`message`]: messages of generic netlink; pure
-//! - `control`: commands about devices; [`helper`]: commands that wait for the lanes, in a process
-//!   of their own
+//! - `control`: commands about devices; [`helper`]: commands that wait for the lanes, in a separate
+//!   process
 //! - [`handshake`]: the client's part of the handshake, before the kernel gets the socket
 //! - `sysfs`: the kernel's data about its devices
 //! - `device`: how a device is set up, and connected again
@@ -12,10 +12,10 @@
 //! - [`front_end`]: the driver of [`forebay_export::volume_devices`]
 //! - `errors`: errors with the operator's remedies
 //!
-//! **One connection.** If a device has several, the kernel gives a request that takes long to
-//! another one. The daemon may still be about to execute it, and then a write would overtake a
-//! later one. With one connection and without a time limit the kernel sends a request again only
-//! when it has a new connection.
+//! **One connection.** With several connections the kernel would move a request that takes long to
+//! another one. The daemon could still be about to execute the first copy, and this write would
+//! then overwrite a later one. With one connection and no time limit, the kernel sends a request
+//! again only after it has a new connection.
 #![forbid(unsafe_code)]
 
 mod control;

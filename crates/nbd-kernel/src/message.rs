@@ -1,6 +1,6 @@
 //! Messages of generic netlink: a header, a command, and attributes. Pure.
 //!
-//! Numbers are in the order of this machine; an attribute begins at a multiple of four bytes.
+//! Numbers are in native byte order; attributes begin at multiples of four bytes.
 
 use rustix::io::Errno;
 
@@ -10,7 +10,7 @@ const HEADER: usize = 16;
 const COMMAND: usize = 4;
 /// Bytes of `struct nlattr`.
 const ATTRIBUTE: usize = 4;
-/// Bytes at whose multiples messages and attributes begin.
+/// Alignment of messages and attributes, in bytes.
 const ALIGN: usize = 4;
 
 /// `NLM_F_REQUEST | NLM_F_ACK`.
@@ -68,7 +68,7 @@ impl NetlinkRequest {
         self.with(kind, &[text.as_bytes(), &[0]].concat())
     }
 
-    /// Adds an attribute that consists of those of `inner`.
+    /// Adds an attribute that contains the attributes of `inner`.
     #[must_use]
     pub fn with_nested(
         self,
@@ -92,14 +92,14 @@ impl NetlinkRequest {
 /// An answer of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// A request has come to its end.
+    /// The request has ended with this result.
     Result(Result<(), Errno>),
     /// A message with attributes.
     Attributes(&'a [u8]),
 }
 
-/// Returns the answers to the request with number `sequence` among received bytes; bytes that are
-/// no message end them.
+/// Returns the answers among received bytes to the request with number `sequence`. Bytes that are
+/// no message end the list.
 pub fn answers(mut bytes: &[u8], sequence: u32) -> Vec<Answer<'_>> {
     let mut all = Vec::new();
     while let Some(len) = u32_at(bytes, 0) {

@@ -1,5 +1,5 @@
-//! Connects devices again whose connections end while the daemon serves them: the server drops a
-//! client that does not take its replies while others wait for the memory of its requests.
+//! Reconnects devices whose connections end while the daemon serves them. The server drops a client
+//! that does not take its replies while others wait for the memory of its requests.
 #![expect(clippy::disallowed_methods, reason = "a thread of its own, which waits most of the time")]
 
 use std::sync::{Arc, Weak};
@@ -12,7 +12,7 @@ use crate::device::Shop;
 /// Interval of checks of the connections.
 const STEP: Duration = Duration::from_secs(1);
 
-/// Watches the devices of a front end, until that or the daemon ends.
+/// Watches the devices of a front end until the front end or the daemon ends.
 pub(crate) fn watch(shop: &Arc<Shop>, devices: &Arc<DeviceMap<()>>) {
     let (shop, devices) = (shop.clone(), Arc::downgrade(devices));
     let named = std::thread::Builder::new().name("nbd-devices".to_owned());
@@ -28,7 +28,7 @@ fn check(shop: &Shop, devices: &Weak<DeviceMap<()>>) {
         if shop.word.is_ending() {
             return;
         }
-        // Not under the lock: reports must not wait for it.
+        // The lock is released before the work, so that reports do not wait for it.
         let devices: Vec<_> = devices.lock().values().cloned().collect();
         devices.iter().for_each(|device| shop.mend(device));
     }

@@ -13,14 +13,14 @@ use crate::wire::DeviceInfo;
 /// Bytes of memory of a queue, without its buffers and requests.
 const QUEUE_BYTES: u64 = 64 << 10;
 
-/// A volume, as its device is to be.
+/// Facts about a volume that its device needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VolumeFacts {
     /// Bytes, a multiple of 512.
     pub(crate) size: u64,
     /// Writes are refused.
     pub(crate) read_only: bool,
-    /// The sizes in which it is addressed, and works best.
+    /// The sizes in which the volume is addressed and works best.
     pub(crate) sectors: Sectors,
     /// Bytes of a cached block.
     pub(crate) block: u64,
@@ -32,7 +32,7 @@ pub(crate) enum Post {
     Describe(String, Sender<VolumeFacts>),
     /// Serve a queue.
     Serve(NewQueue),
-    /// Answer all requests to this volume with an error, those in flight too.
+    /// Answer all requests to this volume with an error, including those in flight.
     Fail(String),
 }
 
@@ -46,13 +46,13 @@ pub(crate) struct NewQueue {
     /// The queue, from 0.
     pub(crate) number: u16,
     pub(crate) memory: QueueMemory,
-    /// Gets the queue, and whether the lane serves it.
+    /// Receives the number of the queue, and whether the lane serves it.
     pub(crate) begun: Sender<(u16, bool)>,
     /// Dropped when the queue has ended.
     pub(crate) ended: Sender<()>,
 }
 
-/// The memory of a queue. It is counted as long as this exists.
+/// The memory of a queue, counted in the daemon's budget until this is dropped.
 pub(crate) struct QueueMemory {
     budget: Arc<MemoryBudget>,
     bytes: u64,
@@ -61,7 +61,7 @@ pub(crate) struct QueueMemory {
 }
 
 impl QueueMemory {
-    /// Counts and allocates it; `None`: there is not enough.
+    /// Counts and allocates the memory; `None` if the budget does not have enough.
     pub(crate) fn take(budget: &Arc<MemoryBudget>, info: &DeviceInfo) -> Option<Self> {
         let bytes = QUEUE_BYTES + u64::from(info.depth) * u64::from(info.max_io_bytes);
         if !budget.take_for_connection(bytes, false) {

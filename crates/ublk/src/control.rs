@@ -13,7 +13,7 @@ use crate::wire::{
     BasicParams, DeviceInfo, DiscardParams, PARAMS_LEN, Params, attribute, flag, param,
 };
 
-/// Time limit for a command that waits for no lane.
+/// Time limit for a command that does not depend on a lane.
 const QUICK: Duration = Duration::from_secs(10);
 /// Most requests in flight of a queue.
 const DEPTH: u16 = 64;
@@ -29,7 +29,7 @@ const MAX_ZEROED: u32 = (1 << 30) / SECTOR as u32;
 /// A device to be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NewDevice {
-    /// The mark by which it is known.
+    /// The mark that identifies the device.
     pub(crate) mark: u64,
     /// Queues; the kernel may grant fewer.
     pub(crate) queues: u16,
@@ -37,24 +37,24 @@ pub(crate) struct NewDevice {
     pub(crate) size: u64,
     /// Writes are refused.
     pub(crate) read_only: bool,
-    /// The sizes in which it is addressed, and works best.
+    /// The sizes in which the volume is addressed and works best.
     pub(crate) sectors: Sectors,
-    /// Bytes of a block of the cache, a power of two: the best size of requests, unless the disk
-    /// below has one.
+    /// Bytes of a cache block, a power of two: the best size of requests, unless the disk below
+    /// reports one.
     pub(crate) preferred: u64,
-    /// It outlives its server.
+    /// The device outlives its server.
     pub(crate) survives: bool,
 }
 
-/// Returns the facts about a device as the kernel has them.
+/// Returns the kernel's facts about a device.
 pub(crate) fn info(number: u32) -> io::Result<DeviceInfo> {
     let buf = IoBuf::zeroed(size_of::<DeviceInfo>());
     let buf = control(ControlCommand::GetInfo, number, buf, QUICK)?;
     parsed(&buf)
 }
 
-/// Returns the facts about a device that is expected to have this mark. Its number may be that of
-/// another one by now, which is [`Errno::NODEV`].
+/// Returns the facts about a device. Fails with [`Errno::NODEV`] if another device, without this
+/// mark, has the number now.
 pub(crate) fn owned(number: u32, mark: u64) -> io::Result<DeviceInfo> {
     of_mark(info(number)?, mark)
 }
@@ -67,7 +67,8 @@ fn parsed(buf: &[u8]) -> io::Result<DeviceInfo> {
     DeviceInfo::read_from_bytes(buf).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Adds a device, which is not started yet. Returns the facts as the kernel grants them.
+/// Adds a device without starting it. Returns its facts, in which the kernel may have changed the
+/// requested values.
 pub(crate) fn add(new: &NewDevice) -> io::Result<DeviceInfo> {
     let recovery = flag::USER_RECOVERY | flag::USER_RECOVERY_REISSUE;
     let wanted = DeviceInfo {
@@ -134,7 +135,8 @@ fn params(new: &NewDevice, granted: &DeviceInfo) -> Params {
     }
 }
 
-/// Deletes a device that has no block device (any more), at the latest when its last user is gone.
+/// Deletes a device that has no block device any more. The kernel completes this when the last user
+/// of the device is gone.
 pub(crate) fn delete(number: u32) -> io::Result<()> {
     let command = |command| control(command, number, IoBuf::empty(), QUICK).map(drop);
     command(ControlCommand::DeleteLater).or_else(|error| match error.kind() {
@@ -144,17 +146,19 @@ pub(crate) fn delete(number: u32) -> io::Result<()> {
     })
 }
 
-/// Returns whether the kernel makes a device as new when its server has ended.
+/// Returns whether the kernel resets a device when its server ends, so that another server can
+/// start over.
 pub(crate) fn resets(info: &DeviceInfo) -> bool {
     info.flags & flag::PER_IO_DAEMON != 0
 }
 
-/// Makes a device ready for a new server. Waits for nothing.
+/// Prepares a device for a new server. Does not wait.
 pub(crate) fn start_recovery(number: u32) -> io::Result<()> {
     plain(ControlCommand::StartRecovery, number, QUICK)
 }
 
-/// Has requests served again. Waits until all tags are fetched, unless the process is killed.
+/// Resumes the requests of a device. Waits until all tags are fetched, unless the process is
+/// killed.
 pub(crate) fn end_recovery(number: u32) -> io::Result<()> {
     plain(ControlCommand::EndRecovery(std::process::id()), number, QUICK)
 }

@@ -1,4 +1,4 @@
-//! Data of a device that the lanes serve, and facts that the kernel has about devices.
+//! Data of a device that the lanes serve, and the kernel's facts about devices.
 
 use std::fs;
 use std::path::Path;
@@ -17,8 +17,8 @@ use crate::wire::DeviceInfo;
 
 /// Time limit for the lanes to begin or to end.
 pub(crate) const LANES: Duration = Duration::from_secs(5);
-/// After how many milliseconds an older kernel notices that a server has ended that had all
-/// requests that a queue can have.
+/// Time in milliseconds after which an older kernel notices that a server has ended that held all
+/// requests of a queue.
 const NOTICED: &str = "5000";
 
 /// A take-over that has failed but can be continued: see [`crate::recovery`].
@@ -32,9 +32,10 @@ pub(crate) struct TakeOver {
 
 /// Data of a device that the lanes serve.
 pub(crate) struct Served {
-    /// The kernel gives out such a number with each block device, once; `None` before Linux 5.15.
+    /// Number that the kernel gives to each block device and never reuses; `None` before Linux
+    /// 5.15.
     pub(crate) sequence: Option<u64>,
-    /// Disconnected when no lane serves it any more.
+    /// Disconnected when no lane serves the device any more.
     pub(crate) ended: Mutex<Receiver<()>>,
 }
 
@@ -42,7 +43,7 @@ pub(crate) struct Served {
 pub(crate) fn started_with(info: DeviceInfo, queues: Queues) -> Made<Served> {
     let device = path(info.number);
     let survives = survives(&info);
-    // Fails where sysfs is read-only; the rule of udev does it there.
+    // The write fails where sysfs is read-only; a udev rule sets the time there.
     if survives {
         let _ = fs::write(sysfs::of_disk(&device).join("queue/io_timeout"), NOTICED);
     }
@@ -50,7 +51,7 @@ pub(crate) fn started_with(info: DeviceInfo, queues: Queues) -> Made<Served> {
     Made { number: info.number, survives, own }
 }
 
-/// Returns the number of [`Served::sequence`] that a block device has now.
+/// Returns the present sequence number of a block device, see [`Served::sequence`].
 pub(crate) fn sequence(device: &Path) -> Option<u64> {
     number(sysfs::of_disk(device).join("diskseq"))
 }

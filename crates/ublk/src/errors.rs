@@ -10,7 +10,7 @@ const NEEDS: Needs = Needs {
     kernel: "; export=ublk needs Linux 6.0 and the kernel's module ublk_drv: 'modprobe ublk_drv', or use export=fuse",
 };
 
-/// A step that takes privileges or parts of the kernel.
+/// Returns the error of a step that needs privileges or parts of the kernel.
 pub(crate) fn refused(what: &str, cause: io::Error) -> ExportError {
     errors::refused(NEEDS, what, cause)
 }

@@ -76,7 +76,7 @@ impl Driver for Ublk {
         find(mark)
     }
 
-    /// The number may be another program's.
+    /// Another program may have a device of this number by now.
     fn is_lost(&self, id: DeviceId, own: &Served) -> bool {
         let path = path(id.number);
         sequence(&path) != own.sequence || !sysfs::of_disk(&path).exists()
@@ -121,7 +121,7 @@ impl Driver for Ublk {
     ) -> Result<Option<Made<Served>>, ExportError> {
         let volume = of.volume;
         match self.take_over(of, number, facts.size) {
-            // The former daemon was killed while the kernel read its partitions.
+            // The former daemon was killed while the kernel read the partitions of the device.
             Err(error) if !self.has_begun(volume) && is_stuck(&error, number) => {
                 tracing::error!(
                     volume,
@@ -189,7 +189,7 @@ impl Ublk {
     }
 }
 
-/// Returns whether a device that cannot be taken over is useless to all programs.
+/// Returns whether no program can use a device that could not be taken over.
 fn is_stuck(error: &ExportError, number: u32) -> bool {
     let busy = error.cause.as_ref().and_then(Errno::from_io_error);
     let timed_out =

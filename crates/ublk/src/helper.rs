@@ -1,4 +1,5 @@
-//! The steps that wait for the lanes, for a process of their own; see [`forebay_export::helper`].
+//! The steps that wait for the lanes. They run in a separate process; see
+//! [`forebay_export::helper`].
 
 use std::ffi::OsString;
 use std::io;
@@ -10,7 +11,8 @@ use forebay_export::helper;
 
 use crate::control;
 
-/// Time that the daemon waits for the process beyond the process's own time limit for the kernel.
+/// Time that the daemon waits for the process in addition to the process's own time limit for the
+/// kernel.
 const MORE: Duration = Duration::from_secs(2);
 /// Time limit for the kernel's part of a step.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -23,7 +25,7 @@ pub(crate) fn path(number: u32) -> PathBuf {
 /// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Make the block device, whose partitions the kernel looks for at once.
+    /// Make the block device. The kernel reads its partitions at once.
     Start,
     /// Remove the block device, unless it is in use.
     Stop,
@@ -53,15 +55,15 @@ pub struct Task {
     step: Step,
     /// The number of the device.
     number: u32,
-    /// Its mark.
+    /// The mark of the device.
     mark: u64,
     /// The daemon.
     pid: u32,
 }
 
 impl Task {
-    /// Returns a step for a device of this process. The mark distinguishes it from devices that get
-    /// its number later.
+    /// Returns a step for a device of this process. The mark distinguishes the device from later
+    /// devices with the same number.
     pub(crate) fn new(step: Step, number: u32, mark: u64) -> Self {
         Task { step, number, mark, pid: std::process::id() }
     }
@@ -83,10 +85,10 @@ impl Task {
         Some(Task { step, number, mark, pid })
     }
 
-    /// Does it; returns the number of the device. For the helper.
+    /// Executes the step; returns the number of the device. Called in the helper process.
     ///
     /// # Errors
-    /// That of the system, or `TimedOut`; `NODEV` if the number is that of another device by now.
+    /// The error of the system, or `TimedOut`; `NODEV` if another device has the number now.
     pub fn execute(&self) -> io::Result<u32> {
         control::owned(self.number, self.mark)?;
         let command = match self.step {
@@ -97,7 +99,7 @@ impl Task {
         let device = path(self.number);
         let exclusive = (self.step == Step::Stop).then(|| helper::open_exclusively(&device));
         let _exclusive = match exclusive.transpose() {
-            // There is no block device any more.
+            // The block device has been removed already.
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             exclusive => exclusive?,
         };
@@ -105,7 +107,7 @@ impl Task {
         Ok(self.number)
     }
 
-    /// Has a process do it.
+    /// Executes the step in a helper process.
     ///
     /// # Errors
     /// As [`Task::execute`].

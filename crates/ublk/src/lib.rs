@@ -4,8 +4,8 @@
 //! - [`request`]: converts a descriptor of the kernel to a request; pure
 //! - `queue`: one queue of a device on a lane; `server`: begins and ends queues
 //! - `board`: messages to the lanes
-//! - `control`: commands about devices; [`helper`]: those that wait for the lanes, in a process of
-//!   their own
+//! - `control`: commands about devices; [`helper`]: commands that wait for the lanes, in a separate
+//!   process
 //! - `device`: a device that is served; `queues`: its queues on the lanes
 //! - `recovery`: takes a device over
 //! - [`front_end`]: the driver of [`forebay_export::volume_devices`]

@@ -1,5 +1,5 @@
 //! One queue of a device on the lane that serves it. Each tag has a task: it waits for a request,
-//! executes it, and gives the result together with the wait for the next.
+//! executes it, and passes the result to the kernel together with the wait for the next request.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -19,16 +19,16 @@ use crate::request::{DeviceFacts, VolumeRequest, convert, errno};
 /// The treatment of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mood {
-    /// They are executed.
+    /// Requests are executed.
     Serving,
-    /// They are left to the next server.
+    /// Requests are left to the next server.
     Leaving,
-    /// They fail.
+    /// Requests fail.
     Failing,
 }
 
-/// The kernel's side of a queue. Gone when no task serves a tag any more: then another process can
-/// serve the device.
+/// The kernel's side of a queue. It is dropped when no task serves a tag any more; then another
+/// process can serve the device.
 pub(crate) struct Source {
     pub(crate) fd: Arc<OwnedFd>,
     pub(crate) descriptors: Descriptors,
@@ -38,11 +38,11 @@ pub(crate) struct Source {
 #[derive(Default)]
 struct Outcome {
     completion: RefCell<Option<Completion>>,
-    /// Raised with a completion, or because it is not waited for any more.
+    /// Raised when the request completes, or when its task stops waiting for it.
     changed: Signal,
 }
 
-/// A request that the volume has.
+/// A request that was submitted to the volume.
 struct InFlight {
     outcome: Rc<Outcome>,
     held: u64,
@@ -59,9 +59,9 @@ pub(crate) struct ServedQueue {
     ring: Rc<Ring>,
     memory: Rc<LaneMemory>,
     in_flight: RefCell<Tags<InFlight>>,
-    /// The current request of each tag of the kernel, or its last one.
+    /// For each tag of the kernel, the outcome of its current or last request.
     outcomes: RefCell<Vec<Rc<Outcome>>>,
-    /// Bytes of memory that they hold.
+    /// Bytes of memory held by the requests.
     held: Cell<u64>,
     complained: Cell<bool>,
     /// Raised when a request has been answered.
@@ -100,7 +100,7 @@ impl ServedQueue {
         self.in_flight.borrow().is_empty()
     }
 
-    /// Begins to serve all tags, with a buffer for each. `at_end` is called when none is served any
+    /// Begins to serve all tags, with a buffer for each. Calls `at_end` when no tag is served any
     /// more.
     pub(crate) fn serve(
         self: &Rc<Self>,
@@ -144,8 +144,8 @@ impl ServedQueue {
                 Ok(request) => {
                     let executed = self.execute(tag, &request, buf, &sink).await;
                     buf = executed.1;
-                    // The volume may have failed it because it ends: the next server executes it
-                    // again.
+                    // The volume may have failed the request because the volume ends; the next
+                    // server executes it again.
                     if executed.0.is_err() && self.mood.get() == Mood::Leaving {
                         return;
                     }
@@ -197,7 +197,7 @@ impl ServedQueue {
         if let Some(result) = now {
             return (result.map_err(errno), buf);
         }
-        // The data are in the tag's own memory.
+        // The data are in the tag's own memory, which is not counted again.
         let held = target.memory(op, offset, len).saturating_sub(request.data() as u64);
         if !self.memory.budget().can_have(held) {
             return (Err(errno(IoError::NoSpace)), buf);
@@ -225,7 +225,7 @@ impl ServedQueue {
         outcome.changed.wait().await;
         let completion = outcome.completion.take();
         let Some(Completion { result, data, .. }) = completion else {
-            // It fails now, and completes some time later.
+            // The request fails now; the volume completes it later, without effect on the answer.
             return (Err(Errno::IO), self.buffer());
         };
         (result.map_err(errno), self.whole(data, rest))
@@ -246,13 +246,13 @@ impl ServedQueue {
         })
     }
 
-    /// Lets go of the volume: from now on every request fails, except those in flight.
+    /// Releases the volume: from now on every request fails, except those in flight.
     pub(crate) fn let_go(&self) {
         drop(self.target.take());
     }
 
-    /// Leaves all requests from now on to the next server of the device. If there cannot be one,
-    /// they fail.
+    /// Leaves all requests from now on to the next server of the device. They fail if the device
+    /// cannot have another server.
     pub(crate) fn leave(&self) {
         match self.facts.outlives {
             true => self.mood.set(Mood::Leaving),
@@ -260,7 +260,7 @@ impl ServedQueue {
         }
     }
 
-    /// Answers every request with an error from now on, those in flight at once.
+    /// Fails every request from now on; fails those in flight at once.
     pub(crate) fn fail(&self) {
         self.mood.set(Mood::Failing);
         self.outcomes.borrow().iter().for_each(|outcome| outcome.changed.raise());

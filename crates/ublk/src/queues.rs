@@ -1,6 +1,6 @@
 //! The queues of one device on the lanes that serve them. If a step fails, queues that are served
-//! stay so: a lane cannot give the kernel's side of a queue back, so another attempt asks for the
-//! others only.
+//! stay so: a lane cannot give the kernel's side of a queue back. Another attempt therefore posts
+//! only the others.
 #![expect(clippy::disallowed_methods, reason = "waits for the lanes, on a thread of an operation")]
 
 use std::fs;
@@ -22,11 +22,11 @@ use crate::wire::DeviceInfo;
 
 /// The progress of a queue.
 enum QueueProgress {
-    /// No lane knows it. It may have its memory already.
+    /// No lane has the queue. Its memory may have been taken already.
     Missing(Option<QueueMemory>),
-    /// A lane is to begin it, and has not answered yet.
+    /// The queue was posted to a lane, which has not answered yet.
     Posted,
-    /// A lane serves it.
+    /// A lane serves the queue.
     Served,
 }
 
@@ -38,9 +38,9 @@ pub(crate) struct Queues {
     /// The kernel flushes the device.
     flushes: bool,
     all: Vec<QueueProgress>,
-    /// The character device, as long as a lane has it: it is closed when none serves a queue.
+    /// The character device. The lanes hold it open; it is closed when no lane serves a queue.
     fd: Weak<OwnedFd>,
-    /// Queues, and whether their lanes serve them.
+    /// Reports of lanes: number of a queue, and whether the lane serves it.
     begun: Channel<(u16, bool)>,
     /// Disconnected when no lane serves a queue any more, nor will.
     ended: Channel<()>,
@@ -54,10 +54,10 @@ impl Queues {
         Queues { info, flushes, all, fd: Weak::new(), begun: channel(), ended: channel() }
     }
 
-    /// Takes the memory of all queues that lack it.
+    /// Takes the memory of all queues that have none.
     ///
     /// # Errors
-    /// There is not enough.
+    /// There is not enough memory.
     pub(crate) fn prepare(
         &mut self,
         volume: &str,
@@ -81,12 +81,12 @@ impl Queues {
         Ok(())
     }
 
-    /// Has the lanes serve the queues that they do not serve yet, and waits until they do. Queues
-    /// without memory are left out: see [`Queues::prepare`].
+    /// Posts the queues that are not served yet to their lanes, and waits until they are served.
+    /// Queues without memory are left out: see [`Queues::prepare`].
     ///
     /// # Errors
-    /// A lane cannot serve a queue, or has not answered within `patience`; or the device cannot be
-    /// opened. The queues that are served remain so.
+    /// A lane cannot serve a queue or has not answered within `patience`, or the device cannot be
+    /// opened. Queues that are served remain so.
     pub(crate) fn serve(
         &mut self,
         volume: &str,
@@ -110,8 +110,8 @@ impl Queues {
         }
     }
 
-    /// Posts the missing queues to their lanes: always the same ones, as the kernel binds a queue
-    /// to a thread.
+    /// Posts the missing queues to their lanes. A queue always goes to the same lane, because the
+    /// kernel binds a queue to a thread.
     fn post(
         &mut self,
         volume: &str,
@@ -163,14 +163,15 @@ impl Queues {
     }
 }
 
-/// Returns the error of lanes that do not answer, or cannot.
+/// Returns the error for lanes that do not answer or cannot serve a queue.
 pub(crate) fn unserved(volume: &str) -> ExportError {
     let message = format!("not every lane can serve the device of '{volume}'; see the log");
     ExportError { kind: ExportErrorKind::Failed, message, cause: None }
 }
 
-/// Returns whether the kernel takes a device for one with a volatile write cache, and flushes it. A
-/// former version has made devices without; one that the kernel does not know yet has it.
+/// Returns whether the kernel treats a device as one with a volatile write cache, and flushes it.
+/// An earlier version of Forebay made devices without one. A device that is not yet in sysfs has
+/// one.
 fn flushes(sysfs: &Path) -> bool {
     let cache = fs::read_to_string(sysfs.join("queue/write_cache"));
     cache.map_or_else(|_| !sysfs.exists(), |text| text.trim() == "write back")
@@ -197,7 +198,7 @@ mod tests {
         unreachable!("it is open")
     }
 
-    /// Two lanes, each of which takes what is posted and says whether it serves it.
+    /// Two lanes, each of which takes the posted queues and reports whether it serves them.
     fn lanes(board: &QueueBoard, serves: impl Fn(u16) -> bool) -> Vec<NewQueue> {
         let mut kept = Vec::new();
         let posts =

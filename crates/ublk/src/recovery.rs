@@ -1,10 +1,10 @@
 //! Takes over the device of a former daemon.
 //!
-//! `START_USER_RECOVERY` is the step that cannot be repeated: the kernel then waits until all
-//! queues are served, and a lane cannot give a queue back. So an attempt that fails later is kept,
-//! and the next one of the same process continues it. After the end of the process, a kernel since
-//! 6.16 begins anew; an older one can do so only if all queues were served, which the next process
-//! cannot know.
+//! `START_USER_RECOVERY` is the step that cannot be repeated: after it the kernel waits until all
+//! queues are served, and a lane cannot give a queue back. An attempt that fails later is therefore
+//! kept, and the next attempt of the same process continues it. If the process has ended, Linux
+//! 6.16 and later start over; an older kernel can do so only if all queues were served, which the
+//! next process cannot know.
 #![expect(clippy::disallowed_methods, reason = "waits for the kernel, on a thread of an operation")]
 
 use std::io;
@@ -28,19 +28,19 @@ use crate::helper::path;
 use crate::queues::Queues;
 use crate::wire::state;
 
-/// Time limit for the kernel to notice that the former server has ended. If that server had all
-/// requests that a queue can have, an older kernel notices it when a request has taken
-/// [`crate::device::NOTICED`].
+/// Time limit for the kernel to notice that the former server has ended. If that server held all
+/// requests of a queue, an older kernel notices it only when a request is
+/// [`crate::device::NOTICED`] old.
 const TAKEOVER: Duration = Duration::from_secs(60);
-/// Interval at which conditions are checked.
+/// Interval at which a wait checks its condition.
 const STEP: Duration = Duration::from_millis(20);
 
 impl Ublk {
     /// Returns whether a device that a former daemon has left can be taken over.
     ///
     /// # Errors
-    /// This kernel can do nothing with it any more, and something is on it: that is not cut off
-    /// without being asked.
+    /// The kernel cannot resume the device, but programs use it. It is not removed without the
+    /// operator's consent.
     pub(crate) fn can_take_over(
         &self,
         of: &Publication<'_>,
@@ -66,7 +66,7 @@ impl Ublk {
         Ok(false)
     }
 
-    /// Has the lanes serve the device of a former daemon, or the rest of its queues if an earlier
+    /// Makes the lanes serve the device of a former daemon, or its remaining queues if an earlier
     /// attempt of this process has failed.
     ///
     /// # Errors
@@ -94,8 +94,8 @@ impl Ublk {
                 let end = began + TAKEOVER;
                 wait_until_left(number, note.mark, end)
                     .map_err(|error| failed(device.display(), error))?;
-                // From here to the end, a kernel before 6.16 must not lose this process: so nothing
-                // in between waits for anything else, and no other process is needed.
+                // From here to the end, the process must not die under a kernel before 6.16. So
+                // nothing in between waits for anything else or needs another process.
                 recover(of, number, end)?;
                 queues
             }
@@ -118,12 +118,12 @@ impl Ublk {
         }
     }
 
-    /// Returns whether a take-over has failed that this process can continue.
+    /// Returns whether a take-over has failed in a state from which this process can continue.
     pub(crate) fn has_begun(&self, volume: &str) -> bool {
         self.begun.lock().contains_key(volume)
     }
 
-    /// Returns whether there is one that no other process can continue.
+    /// Returns whether a take-over has failed in a state from which only this process can continue.
     pub(crate) fn only_this_process_goes_on(&self, volume: &str) -> bool {
         self.begun.lock().get(volume).is_some_and(|begun| !begun.resets)
     }
@@ -139,7 +139,7 @@ impl Ublk {
         queues.prepare(volume, &self.memory)?;
         queues.serve(volume, &self.board, ublk::open, LANES)?;
         let ended = control::end_recovery(number).or_else(|error| {
-            // The command of an earlier attempt may have been carried out late.
+            // The command of an earlier attempt may have taken effect late.
             let info = control::owned(number, note.mark)?;
             if info.state == state::LIVE { Ok(()) } else { Err(error) }
         });
@@ -148,15 +148,15 @@ impl Ublk {
     }
 }
 
-/// Makes a device ready for its next server, when the kernel has released the former one. From then
-/// on the take-over is noted as begun.
+/// Prepares a device for its next server, once the kernel has released the former one. The note
+/// records from then on that a take-over has begun.
 fn recover(of: &Publication<'_>, number: u32, end: Instant) -> Result<(), ExportError> {
     let failed = |error| failed(path(number).display(), error);
     loop {
         control::owned(number, of.note.mark).map_err(failed)?;
         of.note_half(true)?;
         let Err(error) = control::start_recovery(number) else { return Ok(()) };
-        // It may still be carried out.
+        // The command may still take effect.
         if error.kind() == io::ErrorKind::TimedOut {
             return Err(failed(error));
         }
@@ -169,7 +169,7 @@ fn recover(of: &Publication<'_>, number: u32, end: Instant) -> Result<(), Export
 }
 
 /// Checks that a volume is not smaller than its device, whose size is `found`. A device in use
-/// keeps its size when the origin has grown, because its users know no other.
+/// keeps its size when the origin has grown, because its users rely on the former size.
 fn check_size(volume: &str, number: u32, found: Option<u64>, size: u64) -> Result<(), ExportError> {
     let device = path(number);
     let device = device.display();
@@ -192,7 +192,7 @@ fn sectors(device: &Path) -> Option<u64> {
     number(sysfs::of_disk(device).join("size"))
 }
 
-/// Waits until the kernel has noticed that the former server of a device has ended.
+/// Waits until the kernel has noticed the end of the former server of a device.
 fn wait_until_left(number: u32, mark: u64, end: Instant) -> io::Result<()> {
     loop {
         match control::owned(number, mark)?.state {

@@ -1,4 +1,4 @@
-//! Converts a descriptor of the kernel to a request to the volume. Pure.
+//! Converts a descriptor of the kernel to a request to the volume. No I/O.
 
 use forebay_core::{IoError, Op, SECTOR_SIZE, Survives};
 use rustix::io::Errno;
@@ -6,7 +6,7 @@ use zerocopy::FromBytes;
 
 use crate::wire::{Descriptor, io_flag, op};
 
-/// The device, as far as requests depend on it.
+/// The properties of a device on which the conversion depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
     /// Bytes, a multiple of 512.
@@ -17,7 +17,7 @@ pub struct DeviceFacts {
     pub max_io: u32,
     /// The device outlives its server.
     pub outlives: bool,
-    /// The kernel flushes it: it has a volatile write cache.
+    /// The kernel sends flushes, because the device has a volatile write cache.
     pub flushes: bool,
 }
 
@@ -50,7 +50,7 @@ pub struct VolumeRequest {
 }
 
 impl VolumeRequest {
-    /// Returns the bytes of data that it moves.
+    /// Returns the bytes of data that the request transfers.
     pub fn data(&self) -> usize {
         match self.op {
             Op::Read | Op::Write => self.len as usize,
@@ -58,7 +58,7 @@ impl VolumeRequest {
         }
     }
 
-    /// Returns the result for the kernel when it has succeeded: the bytes of a read or write.
+    /// Returns the kernel's result of a successful request: the bytes of a read or write.
     pub fn done(&self) -> i32 {
         i32::try_from(self.data()).unwrap_or(i32::MAX)
     }
@@ -110,7 +110,7 @@ pub fn convert(bytes: &[u8], facts: &DeviceFacts) -> Result<VolumeRequest, Errno
     })
 }
 
-/// Returns the answer of the kernel for an error of the volume.
+/// Returns the error that the kernel gets for an error of the volume.
 pub fn errno(error: IoError) -> Errno {
     match error {
         IoError::Invalid => Errno::INVAL,

@@ -17,7 +17,7 @@ use crate::control::survives;
 use crate::queue::{ServedQueue, Source};
 use crate::request::DeviceFacts;
 
-/// Time limit for requests in flight when the daemon ends; the next server gets the others.
+/// Time limit for requests in flight when the daemon ends; the others are left to the next server.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// State that the tasks of a lane share.
@@ -28,7 +28,7 @@ struct QueueServer {
     shared: Rc<QueueServerState>,
 }
 
-/// Serves the queues that come through `board` on the calling lane.
+/// Serves the queues that arrive through `board` on the calling lane.
 pub(crate) fn serve(
     lane: &Rc<Lane>,
     ring: &Rc<Ring>,
@@ -56,7 +56,7 @@ fn take(shared: &Rc<QueueServerState>, post: Post) {
     }
 }
 
-/// Begins to serve a queue, or drops all of it, and reports which.
+/// Begins to serve a queue or drops it entirely, and reports which.
 fn begin(shared: &Rc<QueueServerState>, new: NewQueue) {
     let (number, begun) = (new.number, new.begun.clone());
     let served = try_begin(shared, new);

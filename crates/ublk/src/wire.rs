@@ -7,23 +7,24 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub mod flag {
     /// The device outlives its server.
     pub const USER_RECOVERY: u64 = 1 << 3;
-    /// The next server gets the requests that the former one has not answered.
+    /// The next server gets the requests that the former server has not answered.
     pub const USER_RECOVERY_REISSUE: u64 = 1 << 4;
     /// Commands have the numbers of ioctls.
     pub const CMD_IOCTL_ENCODE: u64 = 1 << 6;
-    /// Each tag may have a thread of its own. Granted without being asked for, since Linux 6.16.
+    /// Each tag may have a thread of its own. Linux 6.16 and later grant this without a request for
+    /// it.
     pub const PER_IO_DAEMON: u64 = 1 << 13;
 }
 
 /// Values of [`DeviceInfo::state`].
 pub mod state {
-    /// There is no block device.
+    /// The device has no block device.
     pub const DEAD: u16 = 0;
-    /// It is served.
+    /// The device is served.
     pub const LIVE: u16 = 1;
-    /// Its server has ended, and requests wait for the next one.
+    /// The server has ended, and requests wait for the next server.
     pub const QUIESCED: u16 = 2;
-    /// Its server has ended, and requests fail.
+    /// The server has ended, and requests fail.
     pub const FAIL_IO: u16 = 3;
 }
 
@@ -45,13 +46,13 @@ pub struct DeviceInfo {
     pub max_io_bytes: u32,
     /// The number of the device; `u32::MAX`: any.
     pub number: u32,
-    /// The process that serves it.
+    /// ID of the process that serves the device.
     pub pid: i32,
     /// Reserved.
     pub pad1: u32,
     /// See [`flag`].
     pub flags: u64,
-    /// Means nothing to the kernel, which keeps it: here, the mark of the server.
+    /// A number that the kernel stores without using it: the mark of the server.
     pub mark: u64,
     /// Set by the kernel.
     pub owner: [u32; 2],
@@ -87,7 +88,7 @@ pub struct BasicParams {
     pub attributes: u32,
     /// The unit of requests.
     pub logical_shift: u8,
-    /// The unit of writes that read nothing.
+    /// The unit of writes that need no read first, as a power of two.
     pub physical_shift: u8,
     /// The best size of requests.
     pub best_shift: u8,

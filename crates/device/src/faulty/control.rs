@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 
 use super::rules::{OpFate, Rules, Shape};
 
-/// Longest time for which a change of the file may go unnoticed.
+/// Longest time for which a change of the file may remain unnoticed.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Identifies one content of the file: inode, size, and the times of the last change of the content
+/// Identifies one version of the file: inode, size, and the times of the last change of the content
 /// and of the inode.
 type FileStamp = (u64, u64, (i64, i64), (i64, i64));
 
@@ -34,11 +34,11 @@ pub(crate) struct ControlFile {
 /// The decision about an operation.
 #[derive(Debug)]
 pub(super) struct Judged {
-    /// The content of the file on which it is based.
+    /// Number of the version of the file on which the decision is based.
     pub(super) edition: u64,
     /// The delay before it takes effect.
     pub(super) delay: Duration,
-    /// The verdict; or why the file has none.
+    /// The verdict, or the reason why the file is invalid.
     pub(super) verdict: Result<OpFate, String>,
 }
 
@@ -48,7 +48,7 @@ impl ControlFile {
         ControlFile { path, state: Mutex::new(state) }
     }
 
-    /// Returns the rules in the file; none if there is no file.
+    /// Returns the rules in the file; no rules if it does not exist.
     ///
     /// # Errors
     /// A sentence that names the file.
@@ -61,8 +61,8 @@ impl ControlFile {
         Rules::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Reads the file again if it has changed, unless it was checked just now. Returns the number
-    /// of its content, and whether held writes are to be dropped.
+    /// Reads the file again if it has changed, unless it was checked within [`LOOK`]. Returns the
+    /// number of its version, and whether held writes are to be dropped.
     pub(super) fn look(&self, now: Nanos) -> (u64, bool) {
         let state = &mut *self.state.lock();
         if state.looked.is_some_and(|looked| now.since(looked) < LOOK) {

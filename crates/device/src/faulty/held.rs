@@ -1,7 +1,7 @@
 //! The content of a volatile write cache: writes that have not been synced.
 //!
 //! Held writes hide the content of the inner device: reads are patched with them, and a sync moves
-//! them there. Only one operation moves them at a time, see [`HeldBlocks::drain`].
+//! them to the device. Only one operation moves them at a time, see [`HeldBlocks::drain`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::buffer::IoBuf;
 /// The most bytes that a drain combines into one write.
 const RUN: usize = 1 << 20;
 
-/// The content of a logical block, and the version of its write.
+/// The content of a logical block, and the number of the write that it comes from.
 struct HeldBlock {
     version: u64,
     bytes: Arc<[u8]>,
@@ -71,8 +71,8 @@ impl HeldBlocks {
             .collect()
     }
 
-    /// Starts to move the held blocks of a range to the device. `None`: another operation does so
-    /// at present. Nothing is dropped before [`Drain::settle`].
+    /// Starts to move the held blocks of a range to the device. `None` if another operation is
+    /// moving blocks. No block is dropped before [`Drain::settle`].
     pub(super) fn drain(self: &Arc<Self>, range: Range<u64>) -> Option<Drain> {
         let state = &mut *self.state.lock();
         if std::mem::replace(&mut state.draining, true) {
@@ -108,7 +108,7 @@ impl Drain {
         writes.into_iter().map(|(offset, run)| (offset, IoBuf::copy_from(&run))).collect()
     }
 
-    /// Drops the blocks that were moved, except for those that were written again.
+    /// Drops the blocks that were moved, except those written again meanwhile.
     pub(super) fn settle(&self) {
         let blocks = &mut self.held.state.lock().blocks;
         for (number, version) in &self.taken {

@@ -47,11 +47,11 @@ struct WaitingOp {
 
 /// The step after the inner device has finished.
 enum Then {
-    /// Return its result.
+    /// Return the result of the inner operation.
     Give,
     /// Fail nevertheless, and return the buffer.
     Fail(DeviceError, Option<IoBuf>),
-    /// Overlay the writes that were held when it started on the data that was read.
+    /// Overlay the data with the writes that were held when the read started.
     Patch(Vec<Patch>),
     /// The held writes are on the device now.
     Settle(Drain),
@@ -79,7 +79,7 @@ impl FaultyQueue {
         FaultyQueue { inner, shared, clock, ops: RefCell::default(), waiting, orphans }
     }
 
-    /// Checks the control file; returns the number of its content.
+    /// Checks the control file; returns the number of its version.
     fn look(&self, now: Nanos) -> u64 {
         let (edition, forget) = self.shared.control.look(now);
         if forget {
@@ -102,7 +102,8 @@ impl FaultyQueue {
     /// Carries out a verdict.
     ///
     /// # Errors
-    /// Returns the operation if held writes are being moved by another one: it must be tried again.
+    /// Begins an operation. Returns it if another operation is moving held writes: it must be tried
+    /// again.
     fn begin(&self, op: DeviceOp, verdict: &Result<OpFate, String>) -> Result<OpPhase, DeviceOp> {
         let injected = |errno| {
             let error = io::Error::from(errno);
@@ -125,8 +126,8 @@ impl FaultyQueue {
         }
     }
 
-    /// Returns whether writes are held. They still are after the file stops saying so, until a sync
-    /// has moved them: later writes must not overtake them.
+    /// Returns whether writes are held. After the file stops requesting this, they are held until a
+    /// sync has moved the earlier ones, because later writes must not overtake them.
     fn holds(&self) -> bool {
         self.shared.control.is_volatile() || !self.shared.held.is_empty()
     }
@@ -219,7 +220,7 @@ impl FaultyQueue {
         }
     }
 
-    /// Advances a phase; returns it if it has not ended.
+    /// Advances a phase; returns the phase if it has not ended.
     fn step(&self, phase: OpPhase, context: &mut Context<'_>) -> Result<DeviceDone, OpPhase> {
         match phase {
             OpPhase::Waiting(mut waiting) => {
@@ -371,7 +372,7 @@ impl DeviceQueue for FaultyQueue {
 }
 
 impl Drop for FaultyQueue {
-    /// The inner device may live longer; its results can no longer be collected.
+    /// The inner device may outlive the queue, but its results can no longer be collected.
     fn drop(&mut self) {
         for phase in self.ops.get_mut().drain() {
             match phase {

@@ -31,7 +31,7 @@ const OPS: [&str; 5] = ["read", "write", "sync", "discard", "zero"];
 pub(super) struct Shape {
     /// One of [`OPS`].
     op: &'static str,
-    /// `None`: it has no range.
+    /// `None` for an operation without a range.
     range: Option<Range<u64>>,
 }
 
@@ -54,7 +54,7 @@ pub(super) enum OpFate {
     Fail(Errno),
     /// The operation waits until the file changes.
     Hang,
-    /// This many bytes of the operation are written, and it fails.
+    /// This many bytes of the operation are written, and then it fails.
     Tear(u64),
 }
 
@@ -69,15 +69,15 @@ struct FaultRule {
     /// The line as the operator wrote it.
     line: String,
     action: RuleAction,
-    /// Operations that it matches; empty: all.
+    /// Operations that the rule matches; empty for all.
     ops: Vec<&'static str>,
-    /// Range that it matches; `None`: everywhere.
+    /// Range that the rule matches; `None` for every range.
     range: Option<Range<u64>>,
-    /// Matching operations that it lets through before it acts.
+    /// Number of matching operations that pass before the rule acts.
     after: u64,
-    /// Number of times that the rule still acts.
+    /// Number of times that the rule will still act.
     left: u64,
-    /// Whether it has acted.
+    /// Whether the rule has acted.
     met: bool,
 }
 
@@ -122,8 +122,8 @@ impl Rules {
         Ok(rules)
     }
 
-    /// Returns the verdict on an operation, and its delay before that. `told` is called with each
-    /// rule that acts for the first time.
+    /// Returns the verdict on an operation, and the delay before it. Calls `told` with each rule
+    /// that acts for the first time.
     pub(super) fn judge(
         &mut self,
         shape: &Shape,

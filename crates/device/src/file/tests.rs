@@ -183,7 +183,7 @@ fn writes_behind_the_end_do_not_hide_that_a_file_shrank() {
         assert_eq!(bench.done(op), Err(DeviceErrorKind::Io));
     }
     write(0).expect("what is left can be used");
-    // The new content is not the lost one.
+    // The file has grown again, but its new content is not the lost one.
     file.set_len(SIZE).expect("grown");
     assert_eq!(bench.device.shrunk_to(), Some(SIZE / 2));
     bench.run(bench.queue.read(SIZE - 4096, IoBuf::zeroed(4096))).expect_err("lost");

@@ -2,7 +2,7 @@
 //! (Linux 6.14).
 //!
 //! The kernel has a queue for each CPU. It puts a request into a free entry of the queue of the CPU
-//! that the request comes from, and completes the entry's command. The next command gives the
+//! on which the request was made, and completes the entry's command. The next command gives the
 //! reply, and frees the entry. The layout is that of `struct fuse_uring_req_header` in Linux's
 //! `fuse.h`.
 
@@ -16,12 +16,12 @@ use crate::buffer::IoBuf;
 const HEADER: usize = 128;
 /// Offset of the parameters.
 const PARAMETERS: usize = HEADER;
-/// Offset of the number with which a reply is given; the length of the payload follows it.
+/// Offset of the number that identifies a reply; the length of the payload follows it.
 const COMMIT: usize = 2 * HEADER + 8;
 const PAYLOAD_BYTES: usize = COMMIT + 8;
-/// Bytes of all that.
+/// Total bytes of the headers.
 const ALL_HEADERS: usize = 2 * HEADER + 32;
-/// Offset of the addresses and lengths of both parts, which the kernel reads once.
+/// Offset of the addresses and lengths of header and payload, which the kernel reads once.
 const PARTS: usize = 512;
 /// Offset of the payload.
 const PAYLOAD: usize = 4096;
@@ -33,18 +33,18 @@ pub const ENTRY_BYTES: usize = PAYLOAD;
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 
-/// Bytes of a command in a wide submission; `struct fuse_uring_cmd_req` is the beginning of it.
+/// Bytes of a command in a wide submission; it begins with `struct fuse_uring_cmd_req`.
 const COMMAND: usize = 80;
-/// Offset in a submission of the length that belongs to its address.
+/// Offset in a submission of the length for its address.
 const SUBMISSION_LEN: usize = 24;
 
-/// Returns whether the kernel offers it: an administrator has to switch it on.
+/// Returns whether the kernel offers requests through io_uring, which an administrator must enable.
 pub fn is_enabled() -> bool {
     let path = Path::new("/sys/module/fuse/parameters/enable_uring");
     std::fs::read_to_string(path).is_ok_and(|text| text.starts_with('Y'))
 }
 
-/// Returns the number of queues that a connection has: one for each CPU that there can ever be.
+/// Returns the number of queues of a connection: one for each possible CPU.
 pub fn queues() -> Option<u16> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
     parse_last(&text)?.checked_add(1)
@@ -55,14 +55,15 @@ fn parse_last(list: &str) -> Option<u16> {
     list.trim().rsplit(['-', ',']).next()?.parse().ok()
 }
 
-/// The place for one request of a queue at a time, and for the reply to it.
+/// Memory for one request of a queue at a time, and for its reply.
 ///
-/// The kernel knows its memory from the first command on, and uses it until the last one has
-/// completed. So the memory is never exchanged.
+/// The kernel learns the address of this memory from the first command, and uses it until the last
+/// command has completed. The memory is therefore never exchanged.
 #[derive(Debug)]
 pub struct FuseEntry {
     queue: u16,
-    /// A command has completed without an error, so the kernel knows it.
+    /// Whether a command has completed without an error, so that the kernel has registered the
+    /// entry.
     registered: bool,
     memory: IoBuf,
 }
@@ -75,8 +76,8 @@ impl FuseEntry {
         Box::new(FuseEntry { queue, registered: false, memory })
     }
 
-    /// Notes that a command has completed without an error: the kernel knows the entry, and has put
-    /// a request into it.
+    /// Records that a command has completed without an error: the kernel has registered the entry
+    /// and put a request into it.
     pub fn took(&mut self) {
         self.registered = true;
     }
@@ -109,14 +110,15 @@ impl FuseEntry {
         self.memory.get_mut(PAYLOAD..).unwrap_or_default()
     }
 
-    /// Puts the header of a reply in place, which has the first `len` bytes of the payload.
+    /// Writes the header of a reply that has the first `len` bytes of the payload.
     pub fn reply(&mut self, header: &[u8], len: usize) {
         let header = &header[..header.len().min(HEADER)];
         self.memory[..header.len()].copy_from_slice(header);
         self.memory[PAYLOAD_BYTES..PAYLOAD_BYTES + 4].copy_from_slice(&(len as u32).to_ne_bytes());
     }
 
-    /// Returns the request to the kernel. This value must stay until that is completed.
+    /// Returns the next command for the kernel. The entry must stay until the command has
+    /// completed.
     pub(crate) fn command(&mut self, connection: types::Fd) -> squeue::Entry128 {
         let memory = self.memory.as_io_ptr().expose_provenance();
         let mut command = [0; COMMAND];

@@ -7,7 +7,7 @@ use super::{Completed, Model, ModelKind, ModelOp};
 const GB: u64 = 1_000_000_000;
 const SPAN: u64 = 100 * GB;
 
-/// A generator of our own, so that changes of other crates do not alter these runs.
+/// A private random generator, so that changes in other crates do not alter these runs.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
@@ -134,7 +134,7 @@ fn saturation() {
     }
 }
 
-/// 4 KiB blocks of a swept range that are dirty with probability `share`, in order of address.
+/// The 4 KiB blocks of a swept range, each dirty with probability `share`, in order of address.
 fn dirty(share: f64, count: usize) -> impl Iterator<Item = ModelOp> {
     let mut random = Random(11);
     let mut block = 0;
@@ -149,7 +149,8 @@ fn dirty(share: f64, count: usize) -> impl Iterator<Item = ModelOp> {
 
 #[test]
 fn sorted_writeback_by_density() {
-    // Share of dirty blocks; blocks per second one at a time, and with the queue full.
+    // Columns: share of dirty blocks; blocks per second with one in flight, and with the queue
+    // full.
     for (share, single, queued) in [
         (0.001, 201.0, 303.0),
         (0.01, 331.0, 423.0),
@@ -223,11 +224,11 @@ fn counters_add_up() {
         assert_eq!((counters.writes, counters.written_bytes, counters.syncs), (0, 0, 0));
         assert_eq!(counters.seeks > 0, kind == ModelKind::Hdd7200);
         if kind == ModelKind::RemoteGigabit {
-            // Its link is saturated, and busy counts its servers.
+            // The link is saturated here, and busy time counts the servers.
             continue;
         }
-        // Saturated from the start, so busy all the time except for the latency of the last
-        // operation.
+        // The link is saturated from the start, so it is busy all the time except for the latency
+        // of the last operation.
         let elapsed = done.last().map_or(0, |last| last.at.0) as f64;
         assert_near("busy", counters.busy.as_nanos() as f64, elapsed, 0.02);
     }

@@ -89,8 +89,8 @@ impl Hdd {
     }
 
     pub(super) fn submit(&mut self, now: Nanos, id: ModelOpId, op: ModelOp) {
-        // Choices made before now must not consider this command, however rarely the model is
-        // advanced; so they are the same on every clock.
+        // Make the choices of the past first: they must not consider this command, however rarely
+        // the model is advanced. So they are the same on every clock.
         self.replay(now);
         let position = self.geometry.locate(op.offset);
         self.host.push_back(QueuedCommand { id, op, arrived: now, position });
@@ -120,9 +120,9 @@ impl Hdd {
         }
     }
 
-    /// Begins the next command at `now`, if there is one.
+    /// Begins the next command at `now`, if there is any.
     fn serve_next(&mut self, now: Nanos) {
-        // The command that has just ended left a place, so this also counts the next one.
+        // The command that has just ended has freed a slot, so this also admits the next one.
         while self.window.len() < WINDOW
             && let Some(&command) = self.host.front()
         {

@@ -80,7 +80,7 @@ impl Remote {
         at
     }
 
-    /// Sends bytes in one direction; returns when they have arrived.
+    /// Sends bytes in one direction; returns the time of their arrival.
     fn pass(&mut self, direction: usize, now: Nanos, bytes: u64) -> Nanos {
         if bytes == 0 {
             return now;
@@ -90,7 +90,7 @@ impl Remote {
         *free
     }
 
-    /// Takes the server that is free first; returns when it has done its work.
+    /// Assigns the server that is free first; returns the time at which it has finished.
     fn serve(&mut self, arrived: Nanos) -> Nanos {
         let Reverse(free) = self.servers.pop().unwrap_or(Reverse(arrived));
         let end = arrived.max(free) + LATENCY;
@@ -116,7 +116,8 @@ mod tests {
     use super::super::{Model, ModelKind};
     use super::*;
 
-    /// Submits all at time 0 and returns the completion times in order of arrival, in microseconds.
+    /// Submits all operations at time 0 and returns the completion times in order of arrival, in
+    /// microseconds.
     fn times(kind: ModelKind, ops: &[ModelOp]) -> Vec<u64> {
         let mut model = Model::new(kind, 1 << 40);
         let time = |op: &ModelOp| model.submit_known(Nanos(0), *op).1.map_or(0, |at| at.0 / 1000);

@@ -152,7 +152,8 @@ mod tests {
 
     const CAPACITY: u64 = 1 << 30;
 
-    /// Submits all at time 0 and returns the completion times in order of arrival, in microseconds.
+    /// Submits all operations at time 0 and returns the completion times in order of arrival, in
+    /// microseconds.
     fn times(kind: ModelKind, ops: &[ModelOp]) -> Vec<u64> {
         let mut model = Model::new(kind, CAPACITY);
         ops.iter()

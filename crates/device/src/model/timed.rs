@@ -28,7 +28,7 @@ use crate::displaced::Displaced;
 
 use super::{Completed, Model, ModelCounters, ModelKind, ModelOp, ModelOpId, ModelOpKind};
 
-/// A device in front of another one, with that device's data and the model's timing.
+/// A device with the data of an inner device and the timing of a model.
 pub struct ModelledDevice {
     inner: Arc<dyn Device>,
     name: String,
@@ -40,7 +40,7 @@ struct TimedState {
     model: Model,
     /// Queue and id of the operations whose completion time only [`Model::advance`] knows.
     owners: HashMap<ModelOpId, (u64, OpId)>,
-    /// Completions of each queue that it has not collected yet.
+    /// Completions of each queue that the queue has not collected yet.
     arrived: HashMap<u64, Vec<(Nanos, OpId)>>,
     next_queue: u64,
     completed: Vec<Completed>,
@@ -61,8 +61,8 @@ impl TimedState {
 }
 
 impl ModelledDevice {
-    /// Wraps `inner` with the timing of `kind`. The name is that of the kind, a colon and that of
-    /// `inner`.
+    /// Wraps `inner` with the timing of `kind`. The name is that of the kind, a colon and the name
+    /// of `inner`.
     #[expect(clippy::new_ret_no_self, reason = "devices are always shared")]
     pub fn new(inner: Arc<dyn Device>, kind: ModelKind) -> Arc<dyn Device> {
         Arc::new(Self::with_counters(inner, kind))
@@ -193,7 +193,7 @@ enum Transfer {
 
 struct TimedTransfer {
     transfer: Transfer,
-    /// Whether its time in the model has passed.
+    /// Whether the operation's time in the model has passed.
     due: bool,
     waker: Option<Waker>,
 }
@@ -236,7 +236,7 @@ struct ModelledQueue {
     shared: Arc<Mutex<TimedState>>,
     number: u64,
     ops: RefCell<InFlightTable>,
-    /// Operations whose completion time was known from the start: no lock is needed to detect it.
+    /// Operations whose completion time was known at once; no lock is needed to detect their end.
     known: RefCell<BinaryHeap<Reverse<(Nanos, u64)>>>,
     /// Number of this queue's operations that the model may still reorder.
     unknown: Cell<usize>,
@@ -262,7 +262,7 @@ impl From<&DeviceOp> for ModelOp {
 impl ModelledQueue {
     fn arrive(&self, id: OpId, op: ModelOp) {
         let mut shared = self.shared.lock();
-        // Read under the lock, so that the arrivals of all lanes are in order of time.
+        // The clock is read under the lock, so that the arrivals of all lanes are in order of time.
         let now = self.clock.now();
         let (number, end) = shared.model.submit_known(now, op);
         match end {
@@ -297,8 +297,8 @@ impl DeviceQueue for ModelledQueue {
         let starting = TimedTransfer { transfer: Transfer::Starting, due: false, waker: None };
         let id = self.ops.borrow_mut().insert(starting);
         self.arrive(id, ModelOp::from(&op));
-        // After the arrival, so that a copy to or from RAM overlaps with the model's time instead
-        // of adding to it.
+        // Start the transfer after the arrival, so that a copy to or from RAM overlaps with the
+        // model's time instead of adding to it.
         let transfer = self.inner.start(op);
         if let Some(op) = self.ops.borrow_mut().get(id) {
             op.transfer = Transfer::Running(transfer);
@@ -308,7 +308,7 @@ impl DeviceQueue for ModelledQueue {
 
     fn poll_op(&self, id: OpId, context: &mut Context<'_>) -> Poll<DeviceDone> {
         let mut ops = self.ops.borrow_mut();
-        // Already collected, or never started: it never completes.
+        // The ID was collected already or never existed, so it never completes.
         let Some(op) = ops.get(id) else { return Poll::Pending };
         if let Transfer::Running(inner) = op.transfer
             && let Poll::Ready(done) = self.inner.poll_op(inner, context)

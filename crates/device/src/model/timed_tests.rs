@@ -258,9 +258,9 @@ fn queues_share_one_server() {
     }
 }
 
-/// Three lanes with random arrivals against the model alone with the same arrivals: a lane that
-/// follows `next_event` sees every completion exactly on time, and a lane that is late sees all
-/// that are due and delays none that come after.
+/// Drives three lanes with random arrivals against a single model with the same arrivals. A lane
+/// that follows `next_event` sees every completion exactly on time. A lane that is late sees all
+/// due completions, and delays none of the later ones.
 #[test]
 fn lanes_see_what_the_model_says_however_late_they_look() {
     const LANES: usize = 3;

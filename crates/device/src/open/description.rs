@@ -1,22 +1,22 @@
-//! Locks of open file descriptions, which rustix does not have.
+//! Locks of open file descriptions, which rustix does not provide.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
-/// Bytes of a file; a length of 0 is all from the first on.
+/// A range of bytes of a file; a length of 0 extends it to the end of the file.
 #[derive(Clone, Copy)]
 pub(super) struct Range {
     pub(super) start: i64,
     pub(super) len: i64,
 }
 
-/// Locks a whole file, for writing if `exclusive`, without waiting. The lock ends with the last
-/// descriptor and the last operation in progress, as one of `flock` does, and conflicts with none
-/// of these.
+/// Locks a whole file without waiting, exclusively if `exclusive`. Like an `flock` lock, it ends
+/// with the last descriptor and the last operation in progress; it does not conflict with `flock`
+/// locks.
 ///
 /// # Errors
-/// [`Errno::AGAIN`] or [`Errno::ACCESS`] if another lock is in the way; otherwise that of the
+/// [`Errno::AGAIN`] or [`Errno::ACCESS`] if there is a conflicting lock; otherwise the error of the
 /// system.
 pub(super) fn lock(fd: &OwnedFd, exclusive: bool) -> Result<(), Errno> {
     lock_range(fd, Range { start: 0, len: 0 }, exclusive)
@@ -31,7 +31,7 @@ pub(super) fn lock_range(fd: &OwnedFd, range: Range, exclusive: bool) -> Result<
     command(fd, libc::F_OFD_SETLK, kind, range).map(drop)
 }
 
-/// Returns whether another open file description or process has a lock of a range.
+/// Returns whether another open file description or process has a lock in a range.
 ///
 /// # Errors
 /// The system call fails.
@@ -40,7 +40,7 @@ pub(super) fn is_locked(fd: &OwnedFd, range: Range) -> Result<bool, Errno> {
         .map(|kind| i32::from(kind) != libc::F_UNLCK)
 }
 
-/// Gives a command about a lock; returns the kind of lock that the kernel tells.
+/// Executes a command about a lock; returns the kind of lock that the kernel reports.
 #[allow(unsafe_code, reason = "the system call")]
 fn command(
     fd: &OwnedFd,

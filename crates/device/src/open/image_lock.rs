@@ -1,11 +1,11 @@
-//! The locks by which QEMU and its tools keep two of them from writing to one image, and libvirt
-//! keeps two guests from having one disk. They are locks of bytes of the file that no program reads
-//! or writes under them; each program takes its own, and then looks for conflicting ones.
+//! The locks by which QEMU and its tools prevent two writers of one image, and libvirt prevents two
+//! guests with one disk. They lock bytes of the file, independent of reads and writes of these
+//! bytes; each program takes its own locks, and then checks for conflicting ones.
 //!
-//! QEMU (`block/file-posix.c`) locks a byte for each permission that it uses, and another for each
-//! that it does not share. All its locks are shared ones, so that several programs can use one
-//! permission; a conflict is found by testing whether an exclusive lock of the other byte would be
-//! possible. libvirt (`virtlockd`) locks the first byte.
+//! QEMU (`block/file-posix.c`) locks one byte for each permission that it uses, and another byte
+//! for each permission that it does not share. All its locks are shared locks, so that several
+//! programs can use one permission; it finds a conflict by testing whether an exclusive lock of the
+//! other byte would be possible. libvirt (`virtlockd`) locks the first byte.
 
 use std::os::fd::OwnedFd;
 
@@ -31,12 +31,12 @@ fn byte(first: i64, permission: i64) -> Range {
     Range { start: first + permission, len: 1 }
 }
 
-/// Takes the locks of a writer that excludes other writers, or of a reader. Like a guest's disk, an
-/// image of a writer can still be read by tools that accept changes meanwhile (`qemu-img info
-/// --force-share`).
+/// Takes the locks of a writer that excludes other writers, or of a reader. As for a guest's disk,
+/// tools that accept changes during reading (`qemu-img info --force-share`) can still read the
+/// image of a writer.
 ///
 /// # Errors
-/// [`Errno::WOULDBLOCK`]: a guest or a tool has the image; otherwise that of the system.
+/// [`Errno::WOULDBLOCK`] if a guest or a tool uses the image; otherwise the error of the system.
 pub(super) fn lock(fd: &OwnedFd, exclusive: bool) -> Result<(), Errno> {
     let (used, unshared): (&[i64], &[i64]) = match exclusive {
         true => {
@@ -77,8 +77,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("image");
         std::fs::write(&path, [0; 4096]).expect("a file");
-        // The locks of QEMU for a guest's disk, for a tool that reads, and with --force-share; and
-        // of virtlockd.
+        // The locks of QEMU for a guest's disk, of a tool that reads, of one that reads with
+        // --force-share, and of virtlockd.
         let guest: &[i64] = &[100, 101, 103, 201, 203];
         let reader: &[i64] = &[100, 201, 203];
         for (theirs, bytes, writer, ours_reads) in [

@@ -1,6 +1,6 @@
-//! Symbolic links on the way to a device. The owner of one could lead the daemon, which is root, to
-//! a file that is not the owner's: so the way is gone again, one name after the other, and the
-//! owner of each link is looked at.
+//! Symbolic links on the path to a device. The owner of a link could lead the daemon, which runs as
+//! root, to a file of somebody else. The path is therefore followed again, one name at a time, and
+//! the owner of each link is checked.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -10,32 +10,32 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, fstatfs, openat, readlinkat};
 use rustix::io::Errno;
 
-/// Links on one way, as in the kernel.
+/// Maximum number of links on one path, as in the kernel.
 const MOST: u32 = 40;
 
-/// The type of the file system whose links lead to open files, whatever their texts are.
+/// The type of the file system whose links lead to open files, independent of their text.
 const PROC: u64 = 0x9fa0;
 
 /// Trust in the way to a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Only users with a right to the file could redirect it.
+    /// Only users with access to the file could redirect the path.
     Good,
-    /// This link belongs to a user other than root, the one of this process, and the owner of the
+    /// This link belongs to a user other than root, the user of this process, and the owner of the
     /// file.
     Foreign(PathBuf, u32),
     /// The path leads to another file by now.
     Elsewhere,
 }
 
-/// Judges the path that led to an opened file with these attributes.
+/// Checks the path that led to an opened file with these attributes.
 ///
 /// # Errors
 /// A system call fails.
 pub(super) fn way(path: &Path, file: &Stat) -> Result<Way, Errno> {
     let trusted = [0, rustix::process::geteuid().as_raw(), file.st_uid];
     let (mut at, mut links) = (directory(".")?, 0);
-    // The next name is the last one.
+    // The remaining names of the path; the next one is the last element.
     let mut names = Vec::new();
     let mut foreign = None;
     add(&mut names, path);

@@ -1,6 +1,6 @@
-//! Other loop devices with the same file. The kernel claims a loop device and not its file: a
-//! filesystem that is mounted from another device of the same file would be written to beside the
-//! one that is opened.
+//! Other loop devices with the same file. The kernel claims a loop device but not its file: a
+//! filesystem mounted from another loop device of the file would be written in addition to the
+//! opened device.
 
 use std::fs;
 use std::ops::Range;
@@ -21,8 +21,8 @@ struct FileRange {
     bytes: Range<u64>,
 }
 
-/// Returns the loop device, or the partition of one, that has a part of the same file as the opened
-/// file or loop device, and that is mounted, used for swap, or claimed in another way.
+/// Returns the loop device or partition that overlaps with the opened file or loop device in the
+/// same file, and that is mounted, used for swap, or claimed otherwise.
 pub(super) fn claimed(fd: &OwnedFd, stat: &Stat, block: bool, path: &Path) -> Option<PathBuf> {
     let (own, disk) = match block {
         false => (FileRange { file: fs::canonicalize(path).ok()?, bytes: 0..u64::MAX }, None),
@@ -47,7 +47,7 @@ pub(super) fn claimed(fd: &OwnedFd, stat: &Stat, block: bool, path: &Path) -> Op
     })
 }
 
-/// Returns the sysfs directories of the users of a disk: of its partitions, if it has any.
+/// Returns the sysfs directories of a disk's partitions, or of the disk itself if it has none.
 fn users(disk: &Path) -> Vec<PathBuf> {
     let mut all = sysfs::partitions(disk);
     if all.is_empty() {
@@ -65,7 +65,7 @@ fn part(disk: &Path, own: &Path) -> Option<FileRange> {
     Some(FileRange { file, bytes: start..end })
 }
 
-/// Whether a block device is mounted or claimed in another way.
+/// Returns whether a block device is mounted or claimed otherwise.
 fn is_claimed(device: &Path, own: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
     match rustix::fs::open(device, flags, Mode::empty()) {
@@ -79,10 +79,12 @@ fn is_claimed(device: &Path, own: &Path) -> bool {
     }
 }
 
-/// The filesystem of an opened file. Only paths on it are followed: another one may not answer.
+/// The filesystem of an opened file. Only paths on it are resolved, because another filesystem may
+/// not answer.
 struct System {
     mounts: Vec<Mount>,
-    /// Number of the mount's device in `mountinfo`, which is not always that of its files.
+    /// Number of the mount's device in `mountinfo`, which can differ from the device number of its
+    /// files.
     number: String,
 }
 
@@ -95,7 +97,7 @@ impl System {
         Some(System { number, mounts })
     }
 
-    /// Whether a path is on this filesystem and leads to the file with these attributes.
+    /// Returns whether a path is on this filesystem and leads to the file with these attributes.
     fn leads_to(&self, path: &Path, stat: &Stat) -> bool {
         self.has(path)
             && fs::metadata(path)

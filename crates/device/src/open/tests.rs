@@ -77,7 +77,7 @@ fn links_of_users_lead_to_their_own_files_only() {
     let other = std::fs::File::open(at("dir")).expect("there");
     let other = rustix::fs::fstat(&other).expect("open");
     assert_eq!(links::way(&at("dir/file"), &other), Ok(links::Way::Elsewhere));
-    // A link of the kernel to an open file, whose text is no path.
+    // A kernel link to an open file; its text is not a path.
     let file = std::fs::File::open(at("dir/file")).expect("there");
     std::fs::remove_file(at("dir/file")).expect("ours");
     let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
@@ -153,7 +153,7 @@ fn links_lead_to_the_same_identity() {
 
 #[test]
 fn a_mounted_block_device_is_refused() {
-    // Whether there is one depends on the machine; if so, it must not be opened.
+    // The machine may have a block device below `/`; if so, it must not be opened.
     let root = rustix::fs::stat("/").expect("there").st_dev;
     let Some(own) = forebay_host::sysfs::directory(root) else { return };
     let Some(name) = own.file_name() else { return };

@@ -16,12 +16,12 @@ use crate::buffer::IoBuf;
 
 /// Marks completions without a slot.
 const NO_SLOT: u64 = 1 << 63;
-/// Marks those of [`RingOp::prelude`], with the token of the operation.
+/// Marks the completion of a [`RingOp::prelude`], with the token of its operation.
 const PRELUDE: u64 = 1 << 62;
 /// Use counts of slots.
 const GENERATIONS: u32 = u32::MAX >> 2;
-/// Interval at which the end of a ring repeats its cancellations, for operations that were about to
-/// begin at the first.
+/// Interval at which a ring that is closing repeats its cancellations, for operations that had not
+/// begun at the first attempt.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Identifies one operation on one ring.
@@ -46,7 +46,7 @@ impl RingToken {
 pub(super) enum RingWork {
     /// An operation.
     Op(RingOp),
-    /// The ring's own read of the eventfd with which others rouse it. Never ends.
+    /// The ring's own read of the eventfd by which other threads wake it. Never ends.
     Rouse { fd: Arc<OwnedFd>, count: IoBuf },
 }
 
@@ -75,7 +75,7 @@ pub(super) enum State {
         with_kernel: bool,
         /// Whether the result was abandoned.
         orphan: bool,
-        /// Whether it is to end early, with a result.
+        /// Whether the operation is to end early, with a result.
         cancelled: bool,
     },
     Done(RingDone),
@@ -97,7 +97,7 @@ struct WaitArgs {
     signals: u64,
     signals_size: u32,
     least_wait: u32,
-    /// Address of a [`types::Timespec`]; 0: none.
+    /// Address of a [`types::Timespec`]; 0 for none.
     timeout: u64,
 }
 
@@ -107,17 +107,17 @@ pub(super) struct Inner {
     uring: Uring,
     pub(super) slots: Vec<RingSlot>,
     free: Vec<u32>,
-    /// Submissions that found no room in the submission queue yet, in order.
+    /// Submissions that did not fit into the submission queue yet, in order.
     pub(super) queued: VecDeque<Queued>,
-    /// Submissions that the kernel has, or gets with the next call, and has not completed.
+    /// Submissions that the kernel has or gets with the next call, and has not completed.
     outstanding: usize,
-    /// Outstanding submissions that a device completes, and not a client or another thread.
+    /// Outstanding submissions that a device completes, not a client or another thread.
     pub(super) on_devices: usize,
-    /// Whether the kernel can be told that a wait is not one for I/O (Linux 6.15 and later).
+    /// Whether the kernel can be told that a wait is not for I/O (Linux 6.15 and later).
     tells_idle: bool,
     /// Wakers to call once the ring is no longer borrowed.
     pub(super) woken: Vec<Waker>,
-    /// Whether a failure to enter the kernel has been logged; it would repeat endlessly.
+    /// Whether a failure to enter the kernel has been logged, because it would repeat endlessly.
     complained: bool,
 }
 
@@ -187,7 +187,8 @@ impl Inner {
         }
     }
 
-    /// Puts one step of an operation into the submission queue. `false`: there is no room.
+    /// Puts one step of an operation into the submission queue. Returns `false` if there is no
+    /// room.
     fn push(&mut self, token: RingToken) -> bool {
         let Inner { uring, slots, outstanding, on_devices, .. } = self;
         let Some(slot) = slots.get_mut(token.index as usize) else { return true };
@@ -260,7 +261,7 @@ impl Inner {
         pushed
     }
 
-    /// Moves waiting operations into the submission queue, as far as there is room.
+    /// Moves waiting operations into the submission queue while there is room.
     pub(super) fn fill(&mut self) {
         while let Some(next) = self.queued.pop_front() {
             let pushed = match next {
@@ -274,8 +275,8 @@ impl Inner {
         }
     }
 
-    /// Fills the submission queue and enters the kernel if there is a reason to. `false`: the
-    /// kernel could not take any submission now.
+    /// Fills the submission queue and enters the kernel if necessary. Returns `false` if the kernel
+    /// could not take any submission now.
     pub(super) fn enter(&mut self) -> bool {
         self.fill();
         if !self.uring.is_due() {
@@ -288,9 +289,10 @@ impl Inner {
     /// Like [`Inner::enter`], and waits until something completes or `timeout` has passed. May
     /// return early.
     ///
-    /// The kernel counts a thread that waits for a ring as waiting for I/O, even if only clients
-    /// are to send something: an idle daemon would look like an overloaded disk in `top` and in
-    /// `/proc/pressure/io`. So unless a device is to answer, the kernel is told that it is not so.
+    /// The kernel counts a thread that waits for a ring as waiting for I/O, even if it waits only
+    /// for clients: an idle daemon would look like an overloaded disk in `top` and in
+    /// `/proc/pressure/io`. So the kernel is told that the wait is not for I/O, unless a device is
+    /// to answer.
     pub(super) fn wait(&mut self, timeout: Option<Duration>) -> bool {
         self.fill();
         // An operation that failed before it reached the kernel has ended already.
@@ -316,7 +318,8 @@ impl Inner {
         unsafe { self.uring.submitter().enter(submissions, 1, flags.bits(), Some(&args)) }
     }
 
-    /// Judges the result of a system call. `false`: the kernel could not take any submission now.
+    /// Evaluates the result of a system call. Returns `false` if the kernel could not take any
+    /// submission now.
     fn entered(&mut self, result: io::Result<usize>) -> bool {
         match result.map_err(|error| (Errno::from_io_error(&error), error)) {
             Ok(_) | Err((Some(Errno::INTR | Errno::TIME), _)) => true,
@@ -396,7 +399,7 @@ impl Inner {
             RingWork::Rouse { .. } => (0, false, false),
         };
         if code < 0 {
-            // Received bytes must not be lost; the next receive reports the error.
+            // Received bytes must not be lost; the next receive returns the error.
             let result = match receiving && done > 0 {
                 true => Ok(done as u32),
                 false => Err(io::Error::from_raw_os_error(-code)),
@@ -412,7 +415,7 @@ impl Inner {
         }
     }
 
-    /// Ends an operation that the kernel does not, or no longer, have.
+    /// Ends an operation that the kernel does not have, or has completed.
     fn end(&mut self, token: RingToken, result: io::Result<u32>, accepted: Option<OwnedFd>) {
         let Some(state) = self.state(token) else { return };
         match std::mem::replace(state, State::Free) {
@@ -434,20 +437,20 @@ impl Inner {
         }
     }
 
-    /// Returns the number of operations with the kernel that end with this thread only.
+    /// Returns the number of operations in the kernel that end only with this thread.
     fn bound(&self) -> usize {
         let bound = |slot: &&RingSlot| matches!(&slot.state, State::Running { work, with_kernel: true, .. } if work.is_bound());
         self.slots.iter().filter(bound).count()
     }
 
-    /// Ends every operation and waits until the kernel has completed all of them that it can.
+    /// Ends every operation and waits until the kernel has completed all that can be cancelled.
     fn close(&mut self) {
         self.cancel_all();
         loop {
             let bound = self.bound();
             if self.outstanding <= bound && self.queued.is_empty() {
                 if bound > 0 {
-                    // The kernel lets go of them when this thread has ended.
+                    // The kernel releases these buffers when this thread has ended.
                     std::mem::forget(std::mem::take(&mut self.slots));
                 }
                 return;
@@ -456,7 +459,7 @@ impl Inner {
             let entered = if waits { self.wait(Some(ASK_AGAIN)) } else { self.enter() };
             let noticed = self.reap();
             if noticed == 0 && !entered && self.complained {
-                // The kernel may still write to these buffers: never free them.
+                // The kernel may still write to these buffers, so they are never freed.
                 tracing::error!("a ring is closed with operations in flight; memory is leaked");
                 std::mem::forget(std::mem::take(&mut self.slots));
                 return;

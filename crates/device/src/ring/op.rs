@@ -17,13 +17,13 @@ use crate::data::IoData;
 use crate::fuse::FuseEntry;
 use crate::ublk::QueueCommand;
 
-/// The most bytes in one request to the kernel; longer operations continue where it ended.
+/// The most bytes in one request to the kernel; longer operations continue with further requests.
 const CHUNK: usize = 1 << 30;
 
 /// The offset of files without positions.
 const CURRENT: u64 = u64::MAX;
 
-/// Something can be read. Its type depends on how rustix makes system calls.
+/// The event that data can be read. The type depends on how rustix makes system calls.
 const READABLE: u32 = PollFlags::IN.bits() as u32;
 /// Wakes one of several waiters (`EPOLLEXCLUSIVE`).
 const EXCLUSIVE: u32 = 1 << 28;
@@ -119,7 +119,7 @@ pub enum RingOp {
     },
     /// Waits until a descriptor can be read, or its other end is closed.
     Readable {
-        /// Anything that can be polled; its mode does not matter.
+        /// Any file that can be polled, in either mode.
         fd: Arc<OwnedFd>,
     },
     /// Waits until an eventfd is not 0, and resets it. If the eventfd is in non-blocking mode, an
@@ -137,8 +137,8 @@ pub enum RingOp {
         /// The number to add, 8 bytes.
         buf: IoBuf,
     },
-    /// Waits for a message and takes it into `buf[range]`, all of it. Of several rings that wait,
-    /// one is woken for each message.
+    /// Waits for a message and takes it completely into `buf[range]`. If several rings wait, each
+    /// message wakes one of them.
     TakeMessage {
         /// A character device that delivers whole messages, in non-blocking mode.
         fd: Arc<OwnedFd>,
@@ -157,30 +157,31 @@ pub enum RingOp {
         range: Range<usize>,
     },
     /// Gives the kernel the result of a request to a block device that this process serves, if
-    /// there was one, and waits for the next. All of a queue's must come from one thread.
+    /// there was one, and waits for the next request. All operations of a queue must come from one
+    /// thread.
     Serve {
         /// The character device of the block device.
         fd: Arc<OwnedFd>,
         /// The queue, the tag and the result.
         command: QueueCommand,
-        /// The data of the read that has ended, and the destination for that of the next write: as
+        /// The data of a completed read, and the destination for the data of the next write; as
         /// long as the longest request.
         buf: IoBuf,
     },
-    /// Gives the kernel the reply to a request to a file that this process serves, if there was
-    /// one, and waits for the next. Needs [`Ring::wide`](super::Ring::wide), and all of a queue's
-    /// must come from one thread.
+    /// Gives the kernel the reply to a request for a file that this process serves, if there was
+    /// one, and waits for the next request. Needs [`Ring::wide`](super::Ring::wide). All operations
+    /// of a queue must come from one thread.
     ServeEntry {
         /// A descriptor of the connection.
         fd: Arc<OwnedFd>,
-        /// The place for the request and the reply; it comes back with the completion.
+        /// The memory of the request and the reply; returned with the completion.
         entry: Box<FuseEntry>,
     },
 }
 
 impl RingOp {
-    /// Returns whether it may wait for ever, so that it must be cancelled when its result is
-    /// abandoned. Disk operations are left to complete.
+    /// Returns whether the operation may wait for ever, so that it must be cancelled when its
+    /// result is abandoned. Disk operations are left to complete.
     pub(super) fn is_endless(&self) -> bool {
         match self {
             RingOp::Read { .. }
@@ -200,12 +201,12 @@ impl RingOp {
         }
     }
 
-    /// Returns whether it cannot be cancelled: it ends with its device, or with its thread.
+    /// Returns whether the operation cannot be cancelled: it ends with its device or its thread.
     pub(super) fn is_bound(&self) -> bool {
         matches!(self, RingOp::Serve { .. } | RingOp::ServeEntry { .. })
     }
 
-    /// Returns the bytes that complete it, if it continues after a short step.
+    /// Returns the number of bytes that complete the operation, if it continues after a short step.
     pub(super) fn whole(&self) -> Option<usize> {
         match self {
             RingOp::Read { buf, .. } => Some(buf.len()),
@@ -232,10 +233,10 @@ impl RingOp {
         }
     }
 
-    /// Returns the request that has to succeed before that of [`RingOp::prepare`] begins.
+    /// Returns the request that must succeed before the request of [`RingOp::prepare`] begins.
     ///
-    /// A message is waited for first: a read would wait as well, but every message would then wake
-    /// all rings that wait for one.
+    /// The message is polled for first. A read would wait as well, but then every message would
+    /// wake all waiting rings.
     pub(super) fn prelude(&self) -> Option<squeue::Entry> {
         let RingOp::TakeMessage { fd, .. } = self else { return None };
         Some(opcode::PollAdd::new(target(fd), READABLE | EXCLUSIVE).build())
@@ -243,12 +244,12 @@ impl RingOp {
 
     /// Returns the request for the kernel, after `done` bytes.
     ///
-    /// The addresses in it are valid as long as this operation is neither dropped nor changed;
-    /// moving it is allowed.
+    /// The addresses in the request are valid as long as this operation is neither dropped nor
+    /// changed; it may be moved.
     ///
     /// # Errors
-    /// `InvalidInput` if a range is not inside its buffer, or not published, or too long;
-    /// `Unsupported` if it needs a wide ring.
+    /// `InvalidInput` if a range is not inside its buffer, not published, or too long;
+    /// `Unsupported` if a wide ring is needed.
     pub(super) fn prepare(&mut self, done: usize, wide: bool) -> io::Result<Submission> {
         match self {
             RingOp::ServeEntry { fd, entry } if wide => Ok(entry.command(target(fd)).into()),
@@ -327,7 +328,7 @@ impl RingOp {
     }
 }
 
-/// Returns the address of `buf[range]`, after `done` bytes of that.
+/// Returns the address of `buf[range]`, after the first `done` bytes of the range.
 ///
 /// # Errors
 /// `InvalidInput` if the range is not inside the buffer.
@@ -343,7 +344,7 @@ fn target(fd: &Arc<OwnedFd>) -> types::Fd {
 /// The result of an operation.
 #[derive(Debug)]
 pub struct RingDone {
-    /// Bytes moved, 0 for operations that move none; or the error.
+    /// Number of bytes, 0 for operations that transfer none; or the error.
     pub result: io::Result<u32>,
     /// The buffer of the operation, whatever the result.
     pub buf: Option<IoBuf>,

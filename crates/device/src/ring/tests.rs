@@ -144,7 +144,7 @@ fn a_cancelled_operation_takes_nothing_with_it() {
         assert_eq!(Errno::from_io_error(&error), Some(Errno::CANCELED));
     };
     block_on(&ring, async {
-        // Both where the kernel has the operation, and where it does not have it yet.
+        // Both before and after the kernel has received the operation.
         for submit in [true, false] {
             let receive = ring.begin(recv(&mine, 0..16, false));
             let accept = ring.begin(RingOp::Accept { fd: listener.clone() });
@@ -297,7 +297,7 @@ fn a_rouse_that_is_noticed_on_the_way_into_a_wait_ends_it() {
     let (mine, _theirs) = pair();
     ring.drive();
     ring.rouser()();
-    // More than the kernel takes at a time, and none of them ever ends.
+    // More operations than the kernel takes at a time; none of them ever ends.
     let waiting: Vec<_> = (0..1000).map(|_| ring.start(recv(&mine, 0..16, false))).collect();
     let began = std::time::Instant::now();
     ring.wait(Some(Duration::from_secs(20)));
@@ -334,8 +334,8 @@ fn operations_of_devices_are_told_from_those_of_clients() {
     assert_eq!(on_devices(), 0, "a short read was continued, and nobody waited for it");
 }
 
-/// Two ends of a connection that keeps messages apart; the first one is in non-blocking mode, as
-/// the kernel's devices are.
+/// Returns two ends of a connection that preserves message boundaries; the first is in non-blocking
+/// mode, like the kernel's devices.
 fn messages() -> (Arc<OwnedFd>, OwnedFd) {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -423,7 +423,7 @@ fn waiting_for_messages_ends_with_its_ring_in_every_state() {
             for _ in 0..messages_sent {
                 rustix::io::write(&other, b"x").expect("sent");
             }
-            // One is abandoned, the others end with the ring.
+            // One take is abandoned; the others end with the ring.
             drop(takes.pop());
             drop(takes);
             drop(ring);

@@ -6,14 +6,14 @@ use io_uring::{CompletionQueue, IoUring, Parameters, Submitter, squeue};
 
 /// Submissions per system call.
 const SUBMISSIONS: u32 = 256;
-/// Completions that the kernel can report before it has to keep some back.
+/// Completions that the kernel can report before it has to hold some back.
 pub(super) const COMPLETIONS: u32 = 4096;
 
 /// One request to the kernel.
 pub(super) enum Submission {
     /// 64 bytes.
     Narrow(squeue::Entry),
-    /// 128 bytes, which only a wide ring takes.
+    /// A submission of 128 bytes, which only a wide ring accepts.
     Wide(squeue::Entry128),
 }
 
@@ -38,8 +38,8 @@ impl From<squeue::Entry128> for Submission {
     }
 }
 
-/// See the module. A wide ring takes narrow submissions too, which costs it some writes to memory
-/// for each.
+/// See the module. A wide ring accepts narrow submissions too, each of which costs some additional
+/// writes to memory.
 pub(super) enum Uring {
     Narrow(IoUring<squeue::Entry>),
     Wide(IoUring<squeue::Entry128>),
@@ -86,7 +86,7 @@ impl Uring {
         }
     }
 
-    /// Returns whether there is a reason to enter the kernel.
+    /// Returns whether the kernel must be entered.
     pub(super) fn is_due(&mut self) -> bool {
         fn due<E: squeue::EntryMarker>(queue: &squeue::SubmissionQueue<'_, E>) -> bool {
             !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
@@ -97,7 +97,7 @@ impl Uring {
         }
     }
 
-    /// Adds a request, behind `first` if there is one. Returns whether there was room for both.
+    /// Adds a request, after `first` if present. Returns whether there was room for both.
     ///
     /// # Safety
     /// The addresses in the requests stay valid, and their descriptors open, until the kernel has

@@ -1,4 +1,4 @@
-//! The interface to one kind of block devices of the kernel.
+//! The interface to one kind of kernel block device.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,28 +15,28 @@ use super::DeviceMap;
 use crate::errors::failed;
 use crate::{Names, Note, Notes};
 
-/// The number of a device, and the mark that distinguishes it from devices that get the number
-/// later.
+/// The number of a device, and the mark that distinguishes it from later devices with the same
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceId {
-    /// Its number.
+    /// The number of the device.
     pub number: u32,
-    /// Its mark.
+    /// The mark of the device.
     pub mark: u64,
 }
 
 /// A device that the lanes serve.
 #[derive(Debug)]
 pub struct Made<S> {
-    /// Its number.
+    /// The number of the device.
     pub number: u32,
-    /// Another daemon can serve it later.
+    /// Another daemon can serve the device later.
     pub survives: bool,
     /// Data of the driver.
     pub own: S,
 }
 
-/// A volume that gets its device.
+/// A volume for which a device is made or revived.
 #[derive(Clone, Copy, Debug)]
 pub struct Publication<'a> {
     /// Name of the volume.
@@ -57,7 +57,7 @@ impl Publication<'_> {
         }
     }
 
-    /// Notes that the device is about to be taken over, or that it no longer is.
+    /// Records in the note that a take-over of the device has begun, or has ended.
     ///
     /// # Errors
     /// The note cannot be written.
@@ -67,20 +67,20 @@ impl Publication<'_> {
     }
 }
 
-/// Makes, recognises and removes the devices of one kind. Nothing but [`Driver::join`] is called
-/// on a lane.
+/// Makes, recognises and removes the devices of one kind. Only [`Driver::join`] is called on a
+/// lane.
 pub trait Driver: Send + Sync + 'static {
     /// The kind.
     const KIND: FrontEndKind;
-    /// Participle for messages about a device that is not served any more.
+    /// Participle for messages about a device that is no longer served.
     const REMOVED: &'static str;
-    /// A volume may get another device before the kernel has removed its former one, whose note is
-    /// set aside. Otherwise the note of a device that cannot be removed stays.
+    /// Whether a volume may get another device before the kernel has removed its former one, whose
+    /// note is then set aside. Otherwise the note of a device that cannot be removed stays.
     const SETS_ASIDE: bool;
 
-    /// Facts about a volume that a device needs.
+    /// Facts about a volume that its device needs.
     type Facts;
-    /// Data of a device that is served.
+    /// Data of a served device.
     type Own: Send + Sync + 'static;
 
     /// Starts serving on the calling lane.
@@ -89,7 +89,7 @@ pub trait Driver: Send + Sync + 'static {
     /// Checks whether this machine can have such devices.
     ///
     /// # Errors
-    /// What is missing.
+    /// The reason why it cannot.
     fn check(&self) -> Result<(), ExportError>;
 
     /// Returns the path of a device.
@@ -101,16 +101,16 @@ pub trait Driver: Send + Sync + 'static {
     /// Returns whether a served device was removed without the daemon.
     fn is_lost(&self, id: DeviceId, own: &Self::Own) -> bool;
 
-    /// Has the lanes prepare to serve a volume, and returns the facts that its device needs.
+    /// Makes the lanes prepare to serve a volume, and returns the facts that its device needs.
     ///
     /// # Errors
     /// The lanes do not serve the volume.
     fn prepare(&self, volume: &str) -> Result<Self::Facts, ExportError>;
 
-    /// Makes a device. Its name is there before udev sees the device.
+    /// Makes a device. Its name must exist before udev sees the device.
     ///
     /// # Errors
-    /// Any step failed. The caller removes the device, if there is one.
+    /// A step failed. The caller removes the device, if it exists.
     fn make(
         &self,
         of: &Publication<'_>,
@@ -120,16 +120,16 @@ pub trait Driver: Send + Sync + 'static {
     /// Returns whether a device that a former daemon has left can be served again.
     ///
     /// # Errors
-    /// It can neither be served again nor, because of its users, be removed.
+    /// The device cannot be served again, and because of its users it cannot be removed either.
     fn can_revive(&self, _of: &Publication<'_>, _number: u32) -> Result<bool, ExportError> {
         Ok(true)
     }
 
-    /// Serves such a device again. `None`: it is of no use to any program, and there has to be
-    /// another one.
+    /// Serves a device of a former daemon. `None`: no program can use the device any more, and the
+    /// volume needs a new one.
     ///
     /// # Errors
-    /// The device stays, with its note.
+    /// A step failed. The device stays, with its note.
     fn revive(
         &self,
         of: &Publication<'_>,
@@ -137,30 +137,29 @@ pub trait Driver: Send + Sync + 'static {
         facts: &Self::Facts,
     ) -> Result<Option<Made<Self::Own>>, ExportError>;
 
-    /// Called before a device is removed by force, although it may have users. `served`: the lanes
-    /// of this daemon serve it.
+    /// Called before a device is removed by force, possibly with users. `served`: the lanes of this
+    /// daemon serve it.
     fn before_cut(&self, volume: &str, id: DeviceId, users: &Users, served: bool);
 
-    /// Removes a device; without `force` only if it is not in use.
+    /// Removes a device; without `force` only if no program uses it.
     ///
     /// # Errors
-    /// That of the system; `BUSY` for one in use, `NODEV` for one that is not there.
+    /// The error of the system; `BUSY` for a device in use, `NODEV` for one that does not exist.
     fn remove(&self, id: DeviceId, force: bool) -> io::Result<()>;
 
-    /// Waits until no lane serves a device that was removed.
+    /// Waits until no lane serves a removed device.
     fn ended(&self, _volume: &str, _own: &Self::Own) {}
 
     /// Called before the links and the note of a volume's device are removed.
     fn forget(&self, _volume: &str) {}
 
-    /// Releases the number of a device that was removed. Returns whether the kernel has released
-    /// it.
+    /// Releases the number of a removed device. Returns whether the kernel has released it.
     fn delete(&self, _volume: &str, _id: DeviceId) -> bool {
         true
     }
 
     /// Returns whether the kernel has removed a device whose note was set aside. With `force`, asks
-    /// it once more to do so.
+    /// the kernel once more to remove it.
     fn is_removed(&self, _id: DeviceId, _force: bool) -> bool {
         true
     }

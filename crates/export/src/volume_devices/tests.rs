@@ -5,7 +5,7 @@ use forebay_engine::ExportErrorKind;
 
 use super::*;
 
-/// The devices that a kernel has, which outlive a daemon: marks and numbers.
+/// The devices of a kernel, which outlive a daemon: marks and numbers.
 #[derive(Default)]
 struct Kernel {
     devices: Mutex<BTreeMap<u64, u32>>,
@@ -101,7 +101,8 @@ impl World {
         World { dir: tempfile::tempdir().expect("a directory"), kernel: Arc::default() }
     }
 
-    /// Starts a daemon that serves volumes of an identity, or of none that lasts.
+    /// Starts a daemon that serves volumes with the given identity; it does not last if the text is
+    /// empty.
     fn daemon<const ASIDE: bool>(&self, identity: &str, wants: bool) -> VolumeDevices<Fake<ASIDE>> {
         let dirs = [self.dir.path().join("notes"), self.dir.path().join("names")];
         let told = VolumeIdentity { text: identity.to_owned(), lasts: !identity.is_empty() };

@@ -1,6 +1,6 @@
-//! Requests that come through the lane's ring instead of being read from the connection. Each entry
-//! has a task: it waits for a request, executes it, and gives the reply together with the wait for
-//! the next.
+//! Requests that arrive through the lane's ring instead of being read from the connection. Each
+//! entry has a task: it waits for a request, executes it, and gives the reply to the kernel
+//! together with the wait for the next request.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,11 +20,11 @@ use crate::answer::{Action, MAX_TRANSFER, VolumeRequest, decide, errno, written}
 use crate::request::{RequestId, parse_entry};
 use crate::wire::{OUT_HEADER, OutHeader};
 
-/// Entries of all queues together, if that leaves [`LEAST`] for each.
+/// Number of entries of all queues together, provided that each queue gets at least [`LEAST`].
 const ENTRIES: usize = 64;
-/// Least entries of a queue: all requests may come from one CPU.
+/// Least number of entries of a queue: all requests may come from one CPU.
 const LEAST: usize = 4;
-/// Interval at which an entry is offered to a connection that is not negotiated yet.
+/// Interval at which an entry is offered again to a connection that has not been negotiated.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// The queues of a connection that one lane serves.
@@ -120,7 +120,7 @@ impl Channel {
         }
     }
 
-    /// Executes the request of an entry. Returns its number, and the bytes of the reply's payload.
+    /// Executes the request of an entry. Returns its number and the length of the reply's payload.
     async fn execute_entry(
         self: &Rc<Self>,
         entry: &mut FuseEntry,
@@ -169,7 +169,7 @@ impl Channel {
         (message.id, result)
     }
 
-    /// Reads. Returns the data, or nothing if they are in the entry already.
+    /// Reads. Returns the data, or `None` if they are in the entry already.
     async fn read_into(
         &self,
         entry: &mut FuseEntry,
@@ -198,7 +198,7 @@ impl Channel {
     ) -> Result<(), Errno> {
         let (target, held) = self.admit(&request).await.map_err(errno)?;
         let data = if request.op == Op::Write {
-            // The data has the length of the request: the parser has compared them.
+            // The data has the length of the request; the parser has checked that.
             let data = entry.data();
             if request.survives == Survives::Nothing
                 && let Some(result) = target.write_now(request.offset, data)
@@ -206,7 +206,7 @@ impl Channel {
                 self.release(held);
                 return result.map_err(errno);
             }
-            // The kernel knows the entry's own memory, so the volume gets a copy.
+            // The kernel can access the entry's memory, so the volume gets a copy.
             Some(IoBuf::copy_from(data))
         } else {
             None

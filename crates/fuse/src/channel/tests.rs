@@ -15,16 +15,16 @@ use crate::wire::{FallocateIn, InHeader, ROOT, ReadIn, WriteIn, opcode};
 
 const SIZE: usize = 1 << 20;
 
-/// The way in which the volume answers.
+/// How the volume answers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     /// At once.
     Now,
     /// When the lane has done everything else, the last request first.
     Later,
-    /// The same, with an error, because the volume ends. The channel is left before that.
+    /// Answers later with an error because the volume ends. The channel is left before that.
     Ending,
-    /// It is gone, and the channel is left, when a request has just been taken.
+    /// The volume is gone and the channel is left just after a request was taken.
     Gone,
 }
 
@@ -161,7 +161,7 @@ struct Kernel {
     socket: OwnedFd,
     seen: Arc<Seen>,
     memory: Arc<MemoryBudget>,
-    /// The channel has ended: whether it has a connection for the next program.
+    /// Receives, when the channel has ended, whether it has a connection for the next program.
     ends: std::sync::mpsc::Receiver<bool>,
     _lane: LaneThread,
 }
@@ -396,8 +396,8 @@ fn memory_is_given_back_and_a_channel_ends_with_its_connection() {
     assert_eq!(memory.used(forebay_lane::MemoryUse::Requests), 0);
 }
 
-/// Does something with a channel on its lane, and receives what that sends. The daemon's memory is
-/// enough for one request of [`SIZE`].
+/// Runs `work` with a channel on its lane, and returns the receiver of its results. The daemon's
+/// memory is enough for one request of [`SIZE`].
 fn with_channel<T: Send + 'static>(
     work: impl FnOnce(&Rc<Lane>, Rc<Channel>, std::sync::mpsc::Sender<T>) + Send + 'static,
 ) -> std::sync::mpsc::Receiver<T> {
@@ -412,7 +412,7 @@ fn with_channel<T: Send + 'static>(
         let channel = Channel::new("v", fd.into(), (ram, file), (lane.clone(), ring, memory));
         work(&lane, channel, sender);
     });
-    // Without the end of the thread, which would wait for a task that waits for ever.
+    // The thread is not joined: it would wait for a task that never ends.
     std::mem::forget(lane.expect("a thread"));
     receiver
 }

@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 use super::*;
 use crate::wire::{WRITE_HEADER, opcode::*};
 
-/// Returns a message with a header that fits.
+/// Returns a message with a matching header.
 pub(crate) fn message(opcode: u32, node: u64, body: &[u8]) -> Vec<u8> {
     let len = (IN_HEADER + body.len()) as u32;
     let header = InHeader {
@@ -26,7 +26,8 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// Every opcode with parameters that count, the shortest valid parameters, and the request.
+/// Returns every opcode with its valid parameters: the opcode, the shortest valid body, and the
+/// request.
 fn kinds() -> Vec<(u32, Vec<u8>, FuseRequest)> {
     let long = |number: u64| [number as u32, (number >> 32) as u32];
     let at = 5 << 32 | 512;

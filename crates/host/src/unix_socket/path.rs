@@ -1,4 +1,4 @@
-//! The path of a unix socket that is to listen: whether it can be claimed, and its removal.
+//! The path of a unix socket that is to listen: checks whether it can be claimed, and removes it.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -15,7 +15,7 @@ const PATH_MAX: usize = 107;
 /// Why a path cannot be listened at.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The path cannot be that of a socket.
+    /// The path is not valid for a socket.
     #[error("the path {0}; name a socket")]
     Path(&'static str),
     /// The path is too long.
@@ -24,13 +24,13 @@ pub enum ListenError {
     /// The directory of the path is missing.
     #[error("there is no directory {}; create it first", .0.display())]
     NoDirectory(PathBuf),
-    /// Something else is there.
+    /// The path is another file.
     #[error("{} exists and is not a socket of this user; choose another path, or remove it", .0.display())]
     Occupied(PathBuf),
-    /// Another process listens there.
+    /// Another process listens at the path.
     #[error("another process listens at {}; stop it, or choose another path", .0.display())]
     InUse(PathBuf),
-    /// The system refuses it.
+    /// The system refuses the path.
     #[error("cannot listen at {}: {cause}", path.display())]
     System {
         /// The path.
@@ -40,15 +40,15 @@ pub enum ListenError {
     },
 }
 
-/// Device and inode of a socket's path. The kernel keeps the inode as long as the socket is open,
-/// so that no other file gets its number.
+/// Device and inode of a socket's path. The kernel keeps the inode while the socket is open, so no
+/// other file gets the same numbers.
 pub type Identity = (u64, u64);
 
 pub(super) fn identity(found: &Metadata) -> Identity {
     (found.dev(), found.ino())
 }
 
-/// Returns a path for a message: of a long one the beginning.
+/// Returns a path for a message, shortened if it is long.
 fn beginning(path: &Path) -> String {
     let text = path.display().to_string();
     match text.char_indices().nth(2 * PATH_MAX) {
@@ -57,10 +57,10 @@ fn beginning(path: &Path) -> String {
     }
 }
 
-/// Checks whether a path can be that of a socket, wherever it leads.
+/// Checks whether a path is valid for a socket, whatever is there.
 ///
 /// # Errors
-/// It is empty, too long, or has a zero byte.
+/// The path is empty, too long, or has a zero byte.
 pub fn check_name(path: &Path) -> Result<(), ListenError> {
     let bytes = path.as_os_str().as_bytes();
     if bytes.is_empty() {
@@ -75,9 +75,9 @@ pub fn check_name(path: &Path) -> Result<(), ListenError> {
     Ok(())
 }
 
-/// Checks whether a process of this user may listen at a path, and changes nothing. Returns the
-/// identity of the socket that is to be replaced, if there is one: it is this user's, and no
-/// process listens at it. Does not wait for a process that accepts no client.
+/// Checks whether a process of this user may listen at a path; changes nothing. Returns the
+/// identity of the socket that is to be replaced, if there is one: a socket of this user at which
+/// no process listens. Does not wait for a process that accepts no client.
 ///
 /// # Errors
 /// See [`ListenError`].
@@ -96,7 +96,7 @@ pub fn check(path: &Path) -> Result<Option<Identity>, ListenError> {
     }
     let is_ours = found.uid() == rustix::process::geteuid().as_raw();
     match knock(path) {
-        // A full queue, or a socket of another type: a process is there.
+        // The queue is full, or the socket has another type: a process listens.
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(ListenError::InUse(path.into())),
         Err(Errno::NOENT) => Ok(None),
         Err(Errno::CONNREFUSED) if is_ours => Ok(Some(identity(&found))),
@@ -107,17 +107,17 @@ pub fn check(path: &Path) -> Result<Option<Identity>, ListenError> {
     }
 }
 
-/// Connects without waiting: [`Errno::CONNREFUSED`] says that no process listens.
+/// Connects without waiting: [`Errno::CONNREFUSED`] means that no process listens.
 fn knock(path: &Path) -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
-/// Removes a path, unless it leads to another file than the socket with this identity.
+/// Removes a path if it leads to the socket with this identity.
 ///
 /// # Errors
-/// That of the system.
+/// The error of the system.
 pub(super) fn remove(path: &Path, made: Identity) -> io::Result<()> {
     match fs::symlink_metadata(path).is_ok_and(|found| identity(&found) == made) {
         true => fs::remove_file(path),

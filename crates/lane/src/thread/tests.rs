@@ -36,7 +36,7 @@ fn set_up_and_jobs_run_on_the_lane() {
     });
     assert_eq!(hear.recv(), Ok((LaneId(3), Some("test lane".to_owned()))));
     for spin in 0..20 {
-        // Long enough for the lane to fall asleep between some of them.
+        // The pauses are long enough for the lane to fall asleep in some of them.
         std::thread::sleep(Duration::from_micros(spin * 50));
         let tell = tell.clone();
         lane.remote().run(move |lane| tell.send((lane.id(), None)).expect("heard"));
@@ -87,7 +87,7 @@ fn tasks_sleep_and_use_devices() {
     }
 }
 
-/// A queue whose operations end some time after their start, when they are driven.
+/// A queue that ends operations, when it is driven, some time after their start.
 struct Slow {
     clock: Arc<dyn Clock>,
     due: Cell<Option<Nanos>>,
@@ -215,7 +215,7 @@ fn looking_for_work_stops_when_it_is_in_vain() {
     assert!(!Spin::new(Duration::ZERO).goes_on(Nanos(0)));
 }
 
-/// Letters that other threads drop silently, unless they are to ring.
+/// Letters that other threads leave without a notification, unless they were asked for one.
 struct Letters {
     dropped: Arc<AtomicUsize>,
     ring: Arc<AtomicBool>,
@@ -267,15 +267,15 @@ impl Drop for Dropped {
     }
 }
 
-/// Two lanes count by turns, with sleeps and work off the lane between; returns the virtual time
-/// that it took.
+/// Two lanes count in turn, with sleeps and off-lane work in between; returns the virtual time that
+/// it took.
 fn lanes_take_turns() -> Duration {
     let clock = Simulation::current().expect("simulated").clock();
     let begin = clock.now();
     let turn = Arc::new((AtomicUsize::new(0), Notify::default()));
     let lanes = [0, 1].map(|number| {
         let (turn, options) = (turn.clone(), LaneOptions::default());
-        // It is not used.
+        // The simulation replaces this clock.
         let system = Arc::new(MonotonicClock::new());
         let setup = move |this: &LaneLoop| {
             let lane = this.lane().clone();
@@ -340,7 +340,7 @@ fn a_crash_ends_lanes_with_everything_that_they_hold() {
                 this.lane().spawn(async move {
                     let _spins = spins;
                     loop {
-                        // The crash comes here, or between rounds.
+                        // The crash happens here or between rounds.
                         forebay_threads::step();
                         yield_now().await;
                     }

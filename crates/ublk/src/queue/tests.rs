@@ -1,4 +1,4 @@
-//! The execution of requests, against a volume that answers when the test says so.
+//! The execution of requests, against a volume that answers when the test asks for it.
 
 use std::cell::OnceCell;
 
@@ -10,7 +10,7 @@ use super::*;
 
 const MAX_IO: u32 = 16 << 10;
 
-/// A volume that keeps its requests.
+/// A volume that holds requests back until they are answered.
 #[derive(Default)]
 struct Keeping {
     requests: RefCell<Vec<Request>>,
@@ -54,7 +54,7 @@ impl BlockService for Keeping {
 }
 
 impl Keeping {
-    /// Completes the oldest request; other data than its own if `other`.
+    /// Completes the oldest request; with `other`, its data are in another buffer than its own.
     fn answer(&self, result: Result<(), IoError>, other: bool) {
         let Request { tag, data, len, .. } = self.requests.borrow_mut().remove(0);
         let data = data.map(|mut data| {
@@ -94,7 +94,7 @@ impl Bench {
         Bench { lane, queue, volume, budget, executed: Rc::default() }
     }
 
-    /// Executes a request with this tag, as far as that goes.
+    /// Executes a request with this tag, until it ends or waits.
     fn execute(&self, tag: u16, op: Op, len: u64, survives: Survives) {
         let request = VolumeRequest { op, offset: 4096, len, survives, no_hole: false };
         let (queue, executed) = (self.queue.clone(), self.executed.clone());
@@ -168,7 +168,7 @@ fn a_failed_queue_answers_at_once_and_ignores_completions() {
     let bench = Bench::new(false);
     bench.execute(0, Op::Read, 4096, Survives::Nothing);
     bench.execute(1, Op::Write, 4096, Survives::Daemon);
-    // Its server cannot be followed by another one.
+    // The device cannot have another server.
     bench.queue.leave();
     for _ in 0..2 {
         let (result, buf) = bench.next().expect("answered");
