@@ -39,8 +39,8 @@ struct OpenSegment {
 #[derive(Default)]
 pub(crate) struct Closed {
     pub(crate) ready: Vec<Ready>,
-    /// Segments that their appenders have left and whose images they no longer hold. There may be
-    /// several, because a caller that finds no room at one appender tries another.
+    /// Segments that their appenders have left and whose images the appenders no longer hold. There
+    /// may be several, because a caller that finds no room at one appender tries another.
     pub(crate) left: Vec<SegmentId>,
 }
 

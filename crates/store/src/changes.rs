@@ -96,8 +96,8 @@ pub(crate) struct Changes {
     /// Masks of the partial versions: their valid sectors.
     masks: HashMap<Slot, SectorMask>,
     marks: HashMap<SegmentId, SegmentMarks>,
-    /// The marks by segment, built once all are collected: every entry of a checkpoint asks for
-    /// them.
+    /// The marks by segment. Built once all are collected, because every entry of a checkpoint is
+    /// looked up in it.
     by_segment: Vec<Option<SegmentMarks>>,
     marked: Vec<u64>,
     held: MemoryHold,
@@ -106,7 +106,8 @@ pub(crate) struct Changes {
 impl Changes {
     /// Bytes of memory for a version. The last chunks of lists are not full.
     pub(crate) const VERSION: usize = size_of::<LoggedVersion>() * 9 / 8;
-    /// Additional bytes for the mask of a partial version. A map is at least a quarter full.
+    /// Additional bytes for the mask of a partial version, in a map that is at least a quarter
+    /// full.
     pub(crate) const MASK: usize = 4 * size_of::<(Slot, SectorMask)>();
     /// Bytes for the effect of a mark in an index.
     pub(crate) const MARK: usize = 2 * size_of::<(Address, Option<Entry>)>();
@@ -235,7 +236,8 @@ impl Changes {
         }
     }
 
-    /// Keeps their memory beyond recovery. Returns `false` if there is not enough memory for that.
+    /// Holds the memory of the changes beyond recovery. Returns `false` if there is not enough
+    /// memory for that.
     pub(crate) fn keep(&mut self) -> bool {
         self.held.keep_spare()
     }

@@ -41,9 +41,9 @@ pub type OpenQueue<'a> = &'a dyn Fn(&Arc<dyn Device>) -> Result<Queue, DeviceErr
 
 /// Options of a check.
 pub struct CheckOptions<'a> {
-    /// Opens a device on the lane and arranges for the queue to be driven.
+    /// Opens a device on the lane and makes the lane drive the queue.
     pub open: OpenQueue<'a>,
-    /// How to open the cache. The index is loaded as a whole in any case.
+    /// Options for opening the cache. The whole index is loaded in any case.
     pub store: StoreOptions,
     /// Skip reading the content of the blocks.
     pub quick: bool,
@@ -71,7 +71,8 @@ pub async fn read_checkpoint(
 }
 
 /// Counts the dirty blocks of a volume as recovery would find them, after an orderly stop or a
-/// crash; writes nothing. `open` opens a device on `lane`. The memory for it is that of `options`.
+/// crash; writes nothing. `open` opens a device on `lane`. Memory comes from the budget in
+/// `options`.
 ///
 /// # Errors
 /// The device is not a cache device, or fails, or needs more memory than there is.
@@ -161,7 +162,8 @@ async fn recover_whole(
     Store::open(lane, overlay, queue, options).await
 }
 
-/// Recovers the device without writing to it. `None`: that failed, and the report says why.
+/// Recovers the device without writing to it. Returns `None` if that failed; the report then has
+/// the reason.
 async fn recover(
     lane: &Rc<Lane>,
     device: &Arc<dyn Device>,
@@ -255,8 +257,8 @@ impl Walk {
         concurrently(lane, SEGMENTS, work).await;
     }
 
-    /// Reads the records of a segment. Where a page is not a header, the search continues page by
-    /// page, as in recovery.
+    /// Reads the records of a segment. After a page that is not a header, the search continues page
+    /// by page, as in recovery.
     async fn segment(&self, segment: SegmentId) {
         let store = self.store.store();
         let geometry = store.geometry();
@@ -338,8 +340,8 @@ impl Walk {
         }
     }
 
-    /// Returns whether the version at `slot` is dirty if it is the current one of its block, else
-    /// `None`.
+    /// Returns whether the version at `slot` is dirty, or `None` if it is not the current one of
+    /// its block.
     fn counts(&self, entry: &DataEntry, slot: Slot) -> Option<bool> {
         if entry.void {
             return None;
@@ -374,8 +376,8 @@ impl Walk {
             return;
         }
         let store = self.store.store();
-        // One shard after the other, so that the missing blocks of only one shard are in memory at
-        // a time.
+        // Shards are processed one after the other, so that the missing blocks of only one are in
+        // memory at a time.
         for shard in 0..store.index.shard_count() {
             let mut missing: Vec<(VolumeSpace, OriginBlock, Entry)> = Vec::new();
             store.index.scan_shard(shard, &mut |address, entry| {
@@ -400,8 +402,7 @@ impl Walk {
         self.report.borrow_mut().tell_without_header();
     }
 
-    /// Verifies a block whose record header is damaged, in the way in which the daemon verifies a
-    /// read.
+    /// Verifies a block whose record header is damaged, by the same check as a read of the daemon.
     async fn without_header(&self, space: &VolumeSpace, block: OriginBlock, entry: &Entry) {
         let store = self.store.store();
         let offset = store.geometry().slot_offset(entry.slot);

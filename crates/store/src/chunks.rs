@@ -23,8 +23,8 @@ pub(crate) struct Chunks {
     area: u64,
     parity: Option<ParityPlace>,
     reader: CheckpointReader,
-    /// Chunks that were rebuilt, with their places. To rebuild one takes a read of all others, and
-    /// damage can be made so that each of them can be rebuilt.
+    /// Rebuilt chunks with their numbers. Rebuilding a chunk reads all others, and damage can be
+    /// crafted so that each of them can be rebuilt; keeping them limits the reads.
     rebuilt: Arc<Mutex<Vec<(u64, IoBuf)>>>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct ReadChunk {
 /// Returns the items of a chunk.
 ///
 /// # Errors
-/// It has impossible items.
+/// The chunk has impossible items.
 pub(crate) fn items_in<'a>(
     reader: &mut CheckpointReader,
     chunk: &'a [u8],
@@ -49,8 +49,8 @@ pub(crate) fn items_in<'a>(
     reader.feed(chunk).map_err(damaged)
 }
 
-/// Returns the index entry of an entry of a checkpoint that keeps this many bits of checks: they
-/// are at the high end, as in the table.
+/// Returns the index entry for an entry of a checkpoint that keeps `bits` bits of checks, at the
+/// high end as in the table.
 pub(crate) fn entry_of(entry: &IndexEntry, bits: u32) -> Entry {
     Entry {
         slot: entry.slot,
@@ -108,7 +108,7 @@ impl Chunks {
     /// Reads a chunk with `queue`, in any order. Returns it with the reader for its items.
     ///
     /// # Errors
-    /// It does not exist, or is damaged and cannot be rebuilt.
+    /// The chunk does not exist, or is damaged and cannot be rebuilt.
     pub(crate) async fn read_at(
         &self,
         queue: &Queue,
@@ -228,7 +228,7 @@ mod tests {
         finished.reference
     }
 
-    /// The same bit is wrong in each chunk, so each can be rebuilt from the others.
+    /// The same bit is wrong in each chunk, so each one can be rebuilt from the others.
     #[test]
     fn rebuilding_every_chunk_reads_the_checkpoint_only_a_few_times() {
         let geometry = geometry();

@@ -1,9 +1,9 @@
 //! Damaged volumes: volumes that may have lost data with records of the log.
 //!
 //! A lost record may have contained the newest version of any block, or marks for older ones.
-//! Recovery cannot tell which volumes it concerned, so every volume that it may have concerned
-//! becomes *damaged*. This is made durable before the gap in the log disappears, and stays until
-//! the operator acknowledges it for that volume, or deletes the volume.
+//! Recovery cannot tell which volumes lost data, so every volume that may have lost some becomes
+//! *damaged*. This is made durable before the gap in the log disappears, and stays until the
+//! operator acknowledges it for that volume, or deletes the volume.
 
 use std::fmt;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use crate::store::Store;
 pub struct Damage {
     /// The number of the first lost record.
     pub first: u64,
-    /// Upper limit of their number: from the first lost record to the last.
+    /// Upper limit of the number of lost records: from the first one to the last.
     pub count: u64,
 }
 
@@ -42,7 +42,7 @@ fn set(volume: &mut VolumeRecord, tag: u16, value: u64) {
 }
 
 impl Damage {
-    /// Returns the damage noted in a volume's record; `None`: there is none, or it has been
+    /// Returns the damage recorded for a volume; `None` if there is none or it has been
     /// acknowledged.
     pub fn of(volume: &VolumeRecord) -> Option<Damage> {
         let first = setting(volume, DAMAGE_FIRST)?;
@@ -74,8 +74,8 @@ impl Damage {
 
     /// Returns whether a volume may have lost data. `dirty`: it has dirty blocks, or had some in
     /// the checkpoint, which contains the records up to `base`. Clean copies are dropped in any
-    /// case. So a volume that had nothing dirty then, and made nothing dirty since, is complete on
-    /// its origin.
+    /// case. A volume that had no dirty block then and has made none dirty since is therefore
+    /// complete on its origin.
     pub(crate) fn concerns(self, volume: &VolumeRecord, base: RecordNumber, dirty: bool) -> bool {
         let quiet = setting(volume, QUIET_RECORD).is_some_and(|quiet| quiet <= base.0);
         !self.precedes(volume) && (dirty || !quiet)
@@ -86,7 +86,7 @@ impl Damage {
 /// mode that makes nothing dirty, the last closed record at that moment.
 pub(crate) fn note_records(before: &[VolumeRecord], after: &mut [VolumeRecord], last: u64) {
     for volume in after {
-        // By number: a volume that gets another name and UUID is as old as before.
+        // Compare by number: a volume that gets another name and UUID is still the same one.
         if !before.iter().any(|old| old.id == volume.id) {
             set(volume, CREATED_RECORD, last);
         }

@@ -13,7 +13,7 @@ pub enum StoreError {
     /// The device's size or block sizes do not allow the cache.
     #[error("{device}: {cause}")]
     Format {
-        /// The device as the operator named it.
+        /// The device, by the name that the operator gave it.
         device: String,
         /// The fault in the format.
         cause: FormatError,

@@ -16,7 +16,7 @@ use crate::meta::page_buffer;
 pub struct FormatOptions {
     /// The unit of caching.
     pub block: BlockSize,
-    /// Size of a segment in bytes; `None`: chosen by the size of the device.
+    /// Size of a segment in bytes; `None` to choose it by the size of the device.
     pub segment_bytes: Option<u64>,
     /// The cache's identity; never to be reused.
     pub uuid: Uuid,
@@ -24,8 +24,8 @@ pub struct FormatOptions {
 
 /// Writes an empty cache. Everything on the device is lost.
 ///
-/// The old superblocks are overwritten first, so that after an interruption the device is not taken
-/// for a cache device.
+/// Overwrites the old superblocks first, so that an interrupted format does not leave a valid cache
+/// device.
 ///
 /// # Errors
 /// The device is too small or fails.

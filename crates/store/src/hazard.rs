@@ -39,13 +39,13 @@ impl HazardSlots {
         self.0.get(id?.0)
     }
 
-    /// Claims a slot for one thread until it is released. `None`: all are claimed.
+    /// Claims a slot for one thread until it is released. Returns `None` if all are claimed.
     pub(crate) fn claim(&self) -> Option<HazardId> {
         let free = self.0.iter().position(|slot| !slot.claimed.swap(true, Ordering::SeqCst));
         free.map(HazardId)
     }
 
-    /// Releases a slot for others to claim.
+    /// Releases a slot, so that other threads can claim it.
     pub(crate) fn release(&self, id: Option<HazardId>) {
         if let Some(slot) = self.get(id) {
             slot.segment.store(0, Ordering::Release);
@@ -94,8 +94,8 @@ impl HazardSlots {
         self.0.iter().any(|slot| slot.segment.load(Ordering::SeqCst) == wanted)
     }
 
-    /// Counts bytes read from the device. `false`: the reader has no slot and must count them
-    /// elsewhere.
+    /// Counts bytes read from the device. Returns `false` if the reader has no slot and must count
+    /// them elsewhere.
     #[inline]
     pub(crate) fn count_read(&self, id: Option<HazardId>, bytes: u64) -> bool {
         let Some(slot) = self.get(id) else { return false };

@@ -36,7 +36,7 @@ pub(crate) use shard::Unlocked;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 
-/// A fill that is under way: it ends when this is dropped, whether or not anything was inserted.
+/// A fill in progress. It ends when this is dropped, whether or not anything was inserted.
 #[must_use = "the fill ends when this is dropped"]
 pub struct FillTicket<'a> {
     index: &'a Index,
@@ -67,8 +67,8 @@ pub enum Condition<'a> {
     Fill(&'a FillTicket<'a>),
     /// Insert only if the newest version is still at this slot: the new one was merged from it.
     Slot(Slot),
-    /// Like [`Condition::Slot`], for a copy of that version, which is clean if that has become
-    /// clean.
+    /// Like [`Condition::Slot`], for a copy of that version, which is inserted as clean if the
+    /// version has become clean.
     Copy(Slot),
     /// Insert only if the block is absent: the new version has only some sectors valid.
     Absent,
@@ -79,7 +79,7 @@ pub enum Condition<'a> {
 pub struct NewVersion {
     /// Slot and state of the version.
     pub entry: Entry,
-    /// Valid sectors of the version; `None`: all.
+    /// Valid sectors of the version; `None` for all.
     pub mask: Option<SectorMask>,
 }
 
@@ -127,7 +127,7 @@ impl Unfit {
 pub struct Found {
     /// Slot and state.
     pub entry: Entry,
-    /// The valid sectors; `None`: all of them.
+    /// Valid sectors of the block; `None` for all.
     pub mask: Option<SectorMask>,
 }
 
@@ -166,7 +166,7 @@ pub struct Index {
     fill_numbers: AtomicU64,
 }
 
-/// Shards that are made before other tasks of the lane get their turn.
+/// Shards that are made before other tasks of the lane run.
 const MADE_AT_ONCE: u32 = 256;
 
 impl Index {
@@ -186,8 +186,8 @@ impl Index {
         Self::of(geometry, (0..shards).map(|_| Shard::new(&geometry, masks())).collect())
     }
 
-    /// Like [`Index::within`]. Other tasks of the lane get their turn meanwhile: each shard asks
-    /// the system for its memory.
+    /// Makes an index like [`Index::within`]. Other tasks of the lane run meanwhile, because each
+    /// shard requests memory from the system.
     pub(crate) async fn in_turns(
         geometry: TableGeometry,
         shards: u32,
@@ -223,7 +223,7 @@ impl Index {
 
     /// Returns the number of addresses.
     pub fn room(&self) -> u64 {
-        // In one order with the states of regions: see [`regions`].
+        // Sequentially consistent with the states of regions: see [`regions`].
         1 << self.address_bits.load(Ordering::SeqCst)
     }
 
@@ -240,9 +240,9 @@ impl Index {
         entry.check.matches(full, self.check_bits())
     }
 
-    /// Begins to make room for addresses below 2^`address_bits`: checks are compared with as many
-    /// bits as they will have. [`Index::widened`] ends it, after [`Index::widen_shard`] of every
-    /// shard. No new address may be used before.
+    /// Begins to widen the index to addresses below 2^`address_bits`. From now on, checks are
+    /// compared with the future number of bits. [`Index::widen_shard`] for every shard and then
+    /// [`Index::widened`] must follow; before that, no new address may be used.
     ///
     /// # Errors
     /// Too few bits would be left for the checks; nothing has changed.
@@ -254,7 +254,7 @@ impl Index {
         Ok(wide)
     }
 
-    /// Makes room in one shard.
+    /// Widens one shard.
     pub(crate) fn widen_shard(&self, number: u32, wide: &TableGeometry) {
         let shard = &self.shards[number as usize];
         if shard.check_bits() > wide.check_bits() {
@@ -271,7 +271,8 @@ impl Index {
     fn locate(&self, address: Address) -> (Locked<'_>, LocalKey) {
         let placed = self.geometry.place(address.0);
         let shard = self.shards[placed.shard as usize].lock();
-        // A block in it would seem to be absent, and the origin's outdated data would be served.
+        // Without this, the block would count as absent, and the outdated data of the origin would
+        // be served.
         let loaded = shard.is_loaded() || planted::has(PlantedBug::NotLoadedIsAbsent);
         assert!(loaded, "shard {} of the index is not loaded", placed.shard);
         (shard, placed.key)
@@ -282,8 +283,8 @@ impl Index {
         self.geometry.place(address.0).shard
     }
 
-    /// A hint: the block will be looked up soon, and is probably cached; its entry will perhaps be
-    /// changed.
+    /// Prefetches the entry of a block that will be looked up soon and is probably cached; with
+    /// `to_change`, for a change.
     #[inline]
     pub fn expect(&self, address: Address, to_change: bool) {
         let placed = self.geometry.place(address.0);
@@ -303,7 +304,7 @@ impl Index {
         }
     }
 
-    /// Looks a block up for a decision that tolerates change.
+    /// Looks up a block for a decision that remains valid if the block changes.
     #[inline]
     pub fn peek(&self, address: Address) -> Option<Found> {
         match self.find_unlocked(address, |_| true) {
@@ -500,7 +501,7 @@ impl Index {
     pub fn scan_shard(&self, number: u32, visit: &mut impl FnMut(Address, &Entry)) {
         let shard = self.shards[number as usize].lock();
         if !shard.is_loaded() {
-            // Nothing is in it, and its memory is not touched before it is loaded.
+            // The shard has no entries before it is loaded, and its memory is not touched.
             return;
         }
         shard.table().for_each_in(0..shard.table().buckets(), |key, entry| {
@@ -564,7 +565,7 @@ impl Index {
         self.len() == 0
     }
 
-    /// Returns the bytes of memory that the index takes, masks of partial blocks included.
+    /// Returns the bytes of memory of the index, including the masks of partial blocks.
     pub fn bytes(&self) -> u64 {
         let shards: u64 = self
             .shards

@@ -27,7 +27,7 @@ pub struct StoreLane {
     store: Arc<Store>,
     lane: Rc<Lane>,
     queue: Queue,
-    /// The lane's hazard slot; `None`: all were claimed.
+    /// The lane's hazard slot; `None` if all were claimed.
     pub(crate) hazard: Option<HazardId>,
 }
 
@@ -63,7 +63,7 @@ impl StoreLane {
         &self.queue
     }
 
-    /// Like [`Index::visit`](crate::Index::visit). Other tasks of the lane get their turn after
+    /// Visits entries like [`Index::visit`](crate::Index::visit). Other tasks of the lane run after
     /// each shard, so the entries are not as of one instant.
     pub async fn visit(
         &self,
@@ -107,9 +107,9 @@ impl StoreLane {
         self.append_counted(version, class, copy, |_| ())
     }
 
-    /// Like [`StoreLane::append`]. `count` is called with the version that is replaced, if any,
-    /// before another task can clean, replace or remove the new one. It must be quick, and must not
-    /// use the index.
+    /// Appends like [`StoreLane::append`]. `count` is called with the version that is replaced, if
+    /// any, before another task can clean, replace or remove the new one. It must be quick, and
+    /// must not use the index.
     pub fn append_counted(
         self: &Rc<Self>,
         version: Version<'_>,
@@ -154,7 +154,8 @@ impl StoreLane {
         self.append_with(version, class, fill, count)
     }
 
-    /// Like [`StoreLane::append_whole`] with a payload that was read back and has this check.
+    /// Appends like [`StoreLane::append_whole`], with a payload that was read back and has this
+    /// check.
     pub fn append_checked(
         self: &Rc<Self>,
         version: Version<'_>,
@@ -204,7 +205,7 @@ impl StoreLane {
             rank: version.rank,
             check: Check::new(check),
         };
-        // Before the entry is visible: a thread that replaces it at once must find it counted.
+        // Count before the entry is visible: a thread that replaces it at once uncounts it.
         let live = Live::one(version.dirty, version.rank);
         store.segments.add_live(segment, live);
         let address = version.space.address(version.block);
@@ -342,7 +343,7 @@ impl StoreLane {
                 store.log.wrote(number);
             }
             Err(error) => {
-                // The image stays attached: reads and writeback are served from it.
+                // The image stays attached, so that reads and writeback are served from it.
                 store.fail(&error);
             }
         }
@@ -366,8 +367,8 @@ impl StoreLane {
         Ok(round)
     }
 
-    /// Writes everything to the device that was appended before this call: it survives the end of
-    /// the process. It is not necessarily durable, and a later commit syncs it.
+    /// Writes everything to the device that was appended before this call, so that it survives the
+    /// end of the process. It becomes durable only with a later commit.
     ///
     /// # Errors
     /// The cache device failed, now or earlier.
@@ -520,8 +521,9 @@ impl StoreLane {
         self.sync_since(false).await
     }
 
-    /// Like [`StoreLane::sync`]. `failed`: the device had already failed when the writes began, and
-    /// the sync still succeeds: roots are written even then, to record the failure.
+    /// Syncs like [`StoreLane::sync`]. `failed`: the device had already failed when the writes
+    /// began, and the sync can still succeed, because roots are written even then, to record the
+    /// failure.
     pub(crate) async fn sync_since(&self, failed: bool) -> Result<(), StoreError> {
         let _turn = self.store.sync_gate.enter().await;
         self.store.counters.syncs.fetch_add(1, Ordering::Relaxed);

@@ -17,7 +17,7 @@ pub struct DeviceLatency {
 }
 
 impl DeviceLatency {
-    /// Switches measuring on or off; it takes two clock readings for each operation.
+    /// Switches measuring on or off. Measuring takes two clock readings for each operation.
     pub fn want(&self, wanted: bool) {
         self.wanted.store(wanted, Ordering::Relaxed);
     }

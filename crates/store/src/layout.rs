@@ -3,7 +3,7 @@
 use forebay_core::{SegmentId, Slot};
 use forebay_format::max_entries;
 
-/// Sizes and places within a segment, in bytes unless said otherwise.
+/// Sizes and positions within a segment, in bytes unless a field says otherwise.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SegmentLayout {
     pub(crate) granule: u64,
@@ -48,17 +48,18 @@ impl SegmentLayout {
         slot.0 % self.granules_per_segment()
     }
 
-    /// Returns where the next record may start: headers are aligned to their size.
+    /// Returns the position at which the next record may start: headers are aligned to their size.
     pub(crate) fn align(&self, byte: u64) -> u64 {
         byte.next_multiple_of(self.header_bytes)
     }
 
-    /// Returns the blocks of payload that a segment holds if every record is full.
+    /// Returns the number of blocks in a segment whose records are all full.
     pub(crate) fn cells_per_segment(&self) -> u64 {
         self.cells_behind(self.header_bytes)
     }
 
-    /// Like [`SegmentLayout::cells_per_segment`], if two records more than necessary are in it.
+    /// Returns the number of blocks in a segment like [`SegmentLayout::cells_per_segment`], if it
+    /// has two records more than necessary.
     pub(crate) fn cells_if_split(&self) -> u64 {
         self.cells_behind(3 * self.header_bytes)
     }

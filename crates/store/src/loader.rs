@@ -60,7 +60,7 @@ impl Store {
         self.is_loaded() || self.shards_of(space, first, end).all(|it| self.loading.is_present(it))
     }
 
-    /// Returns the shards of these blocks; all of them if there are more blocks than shards.
+    /// Returns the shards of these blocks, or all shards if there are more blocks than shards.
     fn shards_of(
         &self,
         space: &VolumeSpace,
@@ -191,7 +191,7 @@ impl StoreLane {
                 }
             }
         }
-        // Waiters see the end, or that the device has failed.
+        // Waiters see that the loading has ended or that the device has failed.
         loading.changed.notify_all();
         result
     }
@@ -235,8 +235,8 @@ impl StoreLane {
             loading.failed.store(true, Ordering::SeqCst);
             // The write below may take long.
             loading.changed.notify_all();
-            // Otherwise the next opening would meet the same damage again. If the superblock cannot
-            // be written now, a later write will record it.
+            // Without this the next opening would meet the same damage again. If the superblock
+            // cannot be written now, a later write will record it.
             _ = self.write_superblock(|superblock| superblock.compat |= LOAD_AT_ONCE).await;
         }
         content.entries.clear();

@@ -34,16 +34,16 @@ pub(crate) struct Loading {
     /// Whether to write another checkpoint after the loading: a part of this one was rebuilt from
     /// parity, or there is a log to replay over it.
     pub(crate) outdated: AtomicBool,
-    /// Whether the checkpoint could not be read, or a task panicked over it.
+    /// Whether the checkpoint could not be read, or a task panicked while loading it.
     pub(crate) failed: AtomicBool,
     /// Whether the cache was closed before the whole index was loaded.
     pub(crate) abandoned: AtomicBool,
 }
 
-/// The part of one lane in the loading.
+/// One lane's part of the loading.
 #[derive(Default)]
 pub(crate) struct Loader {
-    /// Held while the lane loads a shard: many requests at once would take the memory of as many
+    /// Held while the lane loads a shard. Many requests at once would take memory for as many
     /// shards.
     pub(crate) turn: Gate,
     kept: Mutex<LoadBuffers>,
@@ -87,11 +87,12 @@ pub(crate) struct EntrySource {
 /// The meaning of the checkpoint's entries in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entries {
-    /// The entries are in the cache, unless the log supersedes them.
+    /// The entries are valid, unless the log supersedes them.
     Valid,
-    /// The segment was opened again since: they are superseded.
+    /// The segment was opened again since, so the entries are superseded.
     Superseded,
-    /// The segment was empty at the checkpoint or became empty since: the log supersedes all.
+    /// The segment was empty at the checkpoint or became empty since, so the log supersedes all
+    /// entries.
     None,
 }
 
@@ -121,7 +122,7 @@ impl Loading {
         }
     }
 
-    /// State of an index with all `shards` left to load, by this number of lanes.
+    /// Returns the state of an index with all `shards` left to load, by this number of lanes.
     pub(crate) fn of(source: EntrySource, shards: u32, lanes: usize) -> Self {
         let outdated = AtomicBool::new(source.has_log);
         Loading {
@@ -169,7 +170,7 @@ impl Loading {
     }
 }
 
-/// A request that waits for shards: loading in the background lets it go first.
+/// A request that waits for shards. Loading in the background yields to it.
 pub(crate) struct LoadWaiter<'a>(&'a Loading);
 
 impl<'a> LoadWaiter<'a> {
@@ -187,8 +188,8 @@ impl Drop for LoadWaiter<'_> {
     }
 }
 
-/// Resets a shard if its loading ends early, so that another request tries again. After a panic no
-/// request does: the index counts as one that cannot be loaded, so that waiters continue.
+/// Resets a shard if its loading ends early, so that another request tries again. After a panic
+/// none does: the index then cannot be loaded, and waiters continue without it.
 pub(crate) struct LoadGuard<'a> {
     pub(crate) loading: &'a Loading,
     pub(crate) shard: u32,

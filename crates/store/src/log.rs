@@ -21,7 +21,7 @@ use buffers::Buffers;
 pub(crate) use rounds::{AMPLE, Gathering, Round, RoundEnding, Rounds};
 use rounds::{COMMITS_WITHOUT_SYNC, WRITES};
 
-/// Segments needed for each further appender, because open segments are not reclaimed.
+/// Segments needed for each additional appender, because open segments are not reclaimed.
 const SEGMENTS_FOR_EACH: usize = 5;
 
 struct Numbers {
@@ -106,7 +106,8 @@ impl Roles {
         self.lanes * (1 + usize::from(self.parted)) + usize::from(self.ordered)
     }
 
-    /// Returns a lane's own appenders: for new blocks, and for rewritten ones if that is separate.
+    /// Returns a lane's own appenders: for new blocks, and for rewritten ones if they have a
+    /// separate one.
     pub(crate) fn of_lane(&self, lane: u16) -> (usize, Option<usize>) {
         let own = usize::from(lane) % self.lanes;
         (own, self.parted.then_some(self.lanes + own))

@@ -83,8 +83,8 @@ impl World {
         }
     }
 
-    /// Takes segment 0 out of use, and overwrites it if it is free of readers. Returns whether it
-    /// was.
+    /// Takes segment 0 out of use, and overwrites it if no reader uses it. Returns whether it was
+    /// overwritten.
     fn reuse(&self) -> bool {
         let segment = SegmentId(0);
         assert!(self.segments.begin_reclaim(segment));
@@ -105,7 +105,7 @@ impl World {
 /// Reuses a segment while a lane reads from it and then from another one. Returns how often reuse
 /// was refused and allowed.
 fn reuse_beside_a_reader(with_slot: bool) -> [usize; 2] {
-    // Outside the model: they count over all interleavings.
+    // The counters are outside of the model, so they count over all interleavings.
     let counts = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
     let inner = counts.clone();
     loom::model(move || {
@@ -154,7 +154,7 @@ fn a_look_up_without_the_lock_sees_one_version_or_the_other() {
             }
             Unlocked::Absent | Unlocked::Undecided => false,
         };
-        // Nothing is published for an entry that did not count.
+        // No hazard is published for an entry that was not valid.
         let published = (0..10).filter(|number| hazards.is_read(SegmentId(*number))).count();
         assert_eq!(published, usize::from(is_found));
         thread.join().expect("no panic");

@@ -10,12 +10,12 @@ use crate::lane::StoreLane;
 use crate::planted::{self, PlantedBug};
 use crate::store::Class;
 
-/// Records of marks that a lane makes before its other tasks get their turn.
+/// Records of marks that a lane makes before its other tasks run.
 const MARK_RECORDS_AT_ONCE: usize = 4;
 
 impl StoreLane {
-    /// Appends the marks that are pending now, but for a few. Other tasks of the lane get their
-    /// turn meanwhile, as a round appends the rest at one go.
+    /// Appends nearly all marks that are pending now. Other tasks of the lane run in between,
+    /// whereas a round appends the rest in one step.
     pub(crate) async fn append_most_marks(self: &Rc<Self>, durably: bool) {
         let log = &self.store().log;
         for _ in 0..log.marks_pending() / (MARK_RECORDS_AT_ONCE * log.layout().max_marks) {
@@ -30,8 +30,8 @@ impl StoreLane {
         }
     }
 
-    /// Appends pending marks in at most `records` closed records. `false`: there is no room for
-    /// more.
+    /// Appends pending marks in at most `records` closed records. Returns `false` if there is no
+    /// room for more.
     pub(crate) fn append_marks(self: &Rc<Self>, durably: bool, records: usize) -> bool {
         let store = self.store();
         for _ in 0..records {
@@ -48,7 +48,7 @@ impl StoreLane {
             });
             self.submit(closed);
             if !appended {
-                // A checkpoint needs no room in the log and makes these marks superfluous.
+                // A checkpoint needs no room in the log, and makes these marks superfluous.
                 store.log.return_marks(marks);
                 store.space_wanted.notify_all();
                 return false;

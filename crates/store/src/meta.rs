@@ -33,8 +33,8 @@ pub const CLEAN_DISTRUSTED: u64 = 1;
 /// served, so that the next opening has to load it as a whole, and rebuild the index if need be.
 pub(crate) const LOAD_AT_ONCE: u64 = 4;
 
-/// Once the next segment gets this generation or a higher one, superblocks announce wide
-/// generations. That is durable long before the first wide one.
+/// Generation of the next segment from which superblocks announce wide generations. This is durable
+/// long before the first wide generation is used.
 const WIDE_FROM: u64 = forebay_format::MAX_NARROW_GENERATION / 2;
 
 /// Returns the offsets of the two copies, in the order in which they are written.
@@ -96,7 +96,8 @@ impl Store {
         self.spaces.lock().find(address)
     }
 
-    /// Keeps the addresses of a volume for it: see [`SpaceUse`]. `None`: there is no such volume.
+    /// Keeps the addresses of a volume from being reused: see [`SpaceUse`]. Returns `None` if the
+    /// volume does not exist.
     pub fn use_space_of(&self, id: VolumeId) -> Option<SpaceUse> {
         self.spaces.lock().use_of(id)
     }
@@ -224,9 +225,9 @@ impl StoreLane {
         self.sync_since(failed).await
     }
 
-    /// After the device has failed: records that no clean copy and no sample of an origin can be
-    /// trusted when it is opened again, so that versions that the device never received may be
-    /// written to the origin (invariants 6 and 15). `false`: not even that could be written.
+    /// Records, after the device has failed, that no clean copy and no sample of an origin can be
+    /// trusted when it is opened again. Versions that the device never received may then be written
+    /// to the origin (invariants 6 and 15). Returns `false` if this could not be written.
     pub async fn distrust_clean(&self) -> bool {
         if self.store().distrust.load(Ordering::SeqCst) {
             return true;

@@ -46,14 +46,14 @@ pub struct Horizon {
 }
 
 impl Horizon {
-    /// Reads it from a volume's record; `None`: the volume is not in order.
+    /// Reads the horizon from a volume's record; `None` if the volume is not in order.
     pub fn of(volume: &VolumeRecord) -> Option<Horizon> {
         let value = |wanted| volume.settings.iter().find(|(tag, _)| *tag == wanted).map(|it| it.1);
         let sequence = value(ORDERED_SEQUENCE)?;
         Some(Horizon { sequence, record: RecordNumber(value(ORDERED_RECORD).unwrap_or(0)) })
     }
 
-    /// Stores it in a volume's record, or removes it.
+    /// Stores the horizon in a volume's record, or removes it.
     pub(crate) fn put(volume: &mut VolumeRecord, horizon: Option<Horizon>) {
         volume.settings.retain(|(tag, _)| ![ORDERED_SEQUENCE, ORDERED_RECORD].contains(tag));
         if let Some(horizon) = horizon {
@@ -78,10 +78,10 @@ pub(crate) struct Ordered {
 }
 
 impl Ordered {
-    /// Makes the queues from those that recovery has found.
+    /// Makes the queues from the groups that recovery has found.
     ///
     /// # Errors
-    /// There is no memory for the versions in them.
+    /// There is no memory for their versions.
     pub(crate) fn new(
         queues: HashMap<VolumeId, GroupQueue>,
         memory: &Arc<MemoryBudget>,

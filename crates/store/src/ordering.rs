@@ -39,7 +39,7 @@ impl Store {
         if let Some(queue) = queue {
             self.release(queue.clear());
         }
-        // Room was perhaps made for versions that never came.
+        // Memory may have been requested for versions that were never written.
         if self.ordered.room.released() {
             self.space.notify_all();
         }
@@ -66,9 +66,9 @@ impl Store {
         self.ordered.queue(id).is_some_and(|queue| queue.has(block))
     }
 
-    /// Takes a cut: all earlier writes of the volume's clients are in groups up to it, all later
-    /// ones are not. A commit must follow, and, if it succeeds, [`Store::confirm_cut`]. `None`: the
-    /// volume is not ordered.
+    /// Takes a cut: all earlier writes of the volume's clients are in groups up to it, and all
+    /// later ones are not. A commit must follow, and, if it succeeds, [`Store::confirm_cut`].
+    /// Returns `None` if the volume is not ordered.
     pub fn cut(&self, id: VolumeId, now: Nanos) -> Option<u64> {
         Some(self.ordered.queue(id)?.cut(&self.index, now))
     }
@@ -80,13 +80,13 @@ impl Store {
         }
     }
 
-    /// Like [`Store::cut`], for the first cut: it closes the group of all versions that existed
-    /// before the volume was ordered. There are no groups before it.
+    /// Takes the first cut, like [`Store::cut`]: it closes the group of all versions that existed
+    /// before the volume was ordered. No groups precede it.
     pub fn first_cut(&self, id: VolumeId, now: Nanos) -> Option<u64> {
         Some(self.ordered.queue(id)?.first_cut(&self.index, now))
     }
 
-    /// Drops all versions up to a cut; the caller takes them from the index instead.
+    /// Drops all versions up to a cut, because the caller adds them again from the index.
     pub fn drop_before(&self, id: VolumeId, cut: u64) {
         if let Some(queue) = self.ordered.queue(id) {
             self.release(queue.drop_through(cut));
@@ -146,7 +146,7 @@ impl Store {
         self.ordered.queue(id).is_none_or(|queue| queue.has_settled(cut))
     }
 
-    /// Returns the number of versions that the origin has and the horizon does not cover; `None`:
+    /// Returns the number of versions that the origin has and the horizon does not cover; `None` if
     /// there is no such group.
     pub fn unsettled(&self, id: VolumeId) -> Option<u64> {
         self.ordered.queue(id)?.unsettled()
@@ -190,7 +190,7 @@ impl Store {
         if !planted::has(PlantedBug::HeldNotKept) {
             self.segments.hold(self.segment_of(version.slot));
         }
-        // Releases the version itself, or the one that it replaces.
+        // Release the version itself, or the one that it replaces.
         self.release(queue.add(block, version));
     }
 
@@ -237,7 +237,7 @@ impl Store {
 }
 
 impl StoreLane {
-    /// Records durably which groups the origin has, and returns that horizon. `None`: none was
+    /// Records durably which groups the origin has, and returns that horizon; `None` if none was
     /// written. [`Store::settle_groups`] must follow.
     ///
     /// # Errors

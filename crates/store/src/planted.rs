@@ -20,7 +20,7 @@ macro_rules! planted_bugs {
             /// Every planted bug.
             pub const ALL: &[PlantedBug] = &[$(PlantedBug::$bug),*];
 
-            /// Returns its name on the command line.
+            /// Returns the name of the bug on the command line.
             pub fn name(self) -> &'static str {
                 match self {
                     $(PlantedBug::$bug => $name,)*
@@ -40,7 +40,7 @@ planted_bugs! {
     CommitDoesNotWait = "commit-does-not-wait",
     /// Data that has to survive the daemon is acknowledged before it is written.
     WriteOutDoesNotWait = "write-out-does-not-wait",
-    /// There are no timed commits.
+    /// No commits happen by time alone.
     NoTimedCommit = "no-timed-commit",
     /// Checksums cover the data, but not its place.
     UnboundChecksum = "unbound-checksum",
@@ -68,11 +68,11 @@ planted_bugs! {
     CleanTooEarly = "clean-too-early",
 
     // Recovery.
-    /// The later replayed of two versions of a block in the log wins.
+    /// Of two versions of a block in the log, the one that is replayed later wins.
     ReplayAnyOrder = "replay-any-order",
     /// Blocks that were invalidated come back.
     GoneNotReplayed = "gone-not-replayed",
-    /// A mark applies to any version that is in its slot now.
+    /// A mark applies to any version that is in its slot now, even of a later life.
     MarksAnyLife = "marks-any-life",
     /// The payload of a record that was not yet durable is used without verification.
     TornPayloadTaken = "torn-payload-taken",
@@ -110,7 +110,7 @@ planted_bugs! {
     StrictIgnored = "strict-ignored",
     /// A flush does not sync the origin.
     FlushWithoutOrigin = "flush-without-origin",
-    /// A flush is content with the sync of the origin that is under way.
+    /// A flush relies on a sync of the origin that is already in progress.
     FlushJoinsSync = "flush-joins-sync",
     /// A flush takes the log for durable and does not commit it.
     FlushUncommitted = "flush-uncommitted",
@@ -170,14 +170,14 @@ planted_bugs! {
     /// All sectors of the first and the last block count as within the volume.
     EdgeIgnored = "edge-ignored",
 
-    // Devices to which their paths do not lead any more.
+    // Devices that their paths no longer lead to.
     /// A drain does not look at the path of the origin.
     DisplacedDrained = "displaced-drained",
-    /// A stop does not look at the path of the origin before it begins.
+    /// A stop does not check the path of the origin before it begins.
     DisplacedStopped = "displaced-stopped",
-    /// A stop leaves dirty blocks on a cache device that its path does not lead to.
+    /// A stop leaves dirty blocks on a cache device that its path no longer leads to.
     DisplacedCacheKept = "displaced-cache-kept",
-    /// A stop does not look at the paths once more when it has ended.
+    /// A stop does not check the paths again when it has ended.
     DisplacedMeanwhile = "displaced-meanwhile",
 
     /// Dirty blocks are not noted outside of the cache.
@@ -186,19 +186,19 @@ planted_bugs! {
     // The RAM tier.
     /// A fill of the RAM tier replaces data that was written during its read.
     FillsOvertaken = "fills-overtaken",
-    /// The RAM tier keeps the copy of the write that ends last, of two in flight.
+    /// Of two writes in flight, the RAM tier keeps the copy of the one that ends last.
     RacedCopyKept = "raced-copy-kept",
-    /// The RAM tier serves its copy of a range while that is written.
+    /// The RAM tier serves its copy of a range during a write to that range.
     OldCopyServed = "old-copy-served",
     /// A failed write-down counts as done.
     LostWriteDown = "lost-write-down",
-    /// Deferred data that is overwritten while it is written down is not written down again.
+    /// Deferred data that is overwritten during its write-down is not written down again.
     RewriteForgotten = "rewrite-forgotten",
     /// A flush does not wait for data that is being written down.
     FlushOvertakesWriteDown = "flush-overtakes-write-down",
     /// A read of the lower tier returns its data even where RAM has newer, deferred data.
     DeferredNotRead = "deferred-not-read",
-    /// Data that the RAM tier gives up is cached below although not all of it is current.
+    /// Data that the RAM tier evicts is cached below although not all of it is current.
     StaleOffer = "stale-offer",
     /// A write to the lower tier does not wait until older data of its range is written down.
     WriteDownOvertaken = "write-down-overtaken",
@@ -207,7 +207,7 @@ planted_bugs! {
     /// A sample of the origin that the cache writes to stays marked as untouched on the cache
     /// device.
     SampleStaysUntouched = "sample-stays-untouched",
-    /// Writes are taken although the origin takes none.
+    /// Writes are accepted although the origin accepts none.
     ProtectionIgnored = "protection-ignored",
     /// Any origin is accepted as the volume's, and as unchanged.
     AnyOriginWillDo = "any-origin-will-do",

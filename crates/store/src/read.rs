@@ -26,8 +26,8 @@ impl Store {
         self.segments.is_buffered(self.segment_of(slot))
     }
 
-    /// Returns the check of a payload that was read back; `None`: it is not the one that was
-    /// written.
+    /// Returns the check of a payload that was read back; `None` if it does not match the written
+    /// one.
     fn verify(
         &self,
         space: &VolumeSpace,
@@ -58,9 +58,9 @@ impl StoreLane {
     }
 
     /// Looks up a block that is read with [`StoreLane::read_now`] before this lane does anything
-    /// else. Costs less than [`Store::look_up`]; holding the result longer is safe, but loses that
-    /// advantage. `rank` returns the entry's new rank, and is called again if that has to be
-    /// written.
+    /// else. This costs less than [`Store::look_up`]; holding the result longer is safe, but loses
+    /// that advantage. `rank` returns the entry's new rank. It is called again if the new rank has
+    /// to be written.
     #[inline]
     pub fn look_up_now(
         &self,

@@ -34,7 +34,7 @@ pub(crate) struct Closing {
     pub(crate) number: RecordNumber,
     /// Cells that were reserved.
     pub(crate) reserved: usize,
-    /// Whether its write is to make it durable.
+    /// Whether the write makes the record durable.
     pub(crate) durably: bool,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Record {
     state: Mutex<State>,
 }
 
-/// A closed record whose cells are all filled, ready to be written.
+/// A closed record whose cells are all filled, so that it can be written.
 pub(crate) struct Ready {
     pub(crate) record: Arc<Record>,
     pub(crate) number: RecordNumber,
@@ -60,7 +60,7 @@ pub(crate) struct Ready {
 pub(crate) struct Encoded {
     /// Range to write, in bytes of the segment.
     pub(crate) bytes: Range<usize>,
-    /// Number of these bytes that are payload.
+    /// Bytes of payload among these bytes.
     pub(crate) payload: u64,
 }
 

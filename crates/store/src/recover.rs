@@ -68,7 +68,7 @@ pub struct RecoveryReport {
     pub bytes_read: u64,
     /// Lost records, as far as this recovery has detected them.
     pub damage: Option<Damage>,
-    /// Damaged structures that were restored from their copies, so that nothing is lost.
+    /// Damaged structures that were restored from their copies without a loss.
     pub notes: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ impl Store {
     /// Nothing is held or written.
     ///
     /// # Errors
-    /// It needs more memory than there is, or the device is too small.
+    /// The cache needs more memory than there is, or the device is too small.
     pub fn fits(
         device: &Arc<dyn Device>,
         block: BlockSize,

@@ -33,14 +33,14 @@ pub(crate) struct Basis {
     /// The current generation of each segment in use. Segments beyond the end are not known yet.
     generations: Vec<Option<Generation>>,
     /// Openings with this generation or a higher one name free segments: see
-    /// [`Replay::trust_free`]. `None`: no opening is trusted.
+    /// [`Replay::trust_free`]. `None` if no opening is trusted.
     free_from: Option<Generation>,
     /// The part of the log that earlier recoveries accepted.
     accepted: AcceptedLog,
     part: ShardSubset,
 }
 
-/// The part of the index's shards whose blocks a replay collects: every `of`th shard.
+/// The shards whose blocks a replay collects: every `of`th shard.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShardSubset {
     pub(crate) number: u32,
@@ -69,7 +69,7 @@ pub(crate) struct Replay {
     changes: Changes,
     /// The shards and addresses of the blocks in a record, while it is added.
     blocks: Vec<Option<(u32, Address)>>,
-    /// Deleted volumes of which there are still versions in the log.
+    /// Deleted volumes that still have versions in the log.
     pub(crate) deleted: HashSet<VolumeId>,
     durable: u64,
     /// Number of possible header positions that cannot be read.
@@ -346,7 +346,8 @@ impl Replay {
             expected = expected.max(number + 1);
         }
         if self.unreadable > 0 {
-            // The pages may have had the last records of all, which no later record proves durable.
+            // The pages may have contained the very last records, which no later record proves
+            // durable.
             first = first.or(Some(self.durable + 1));
             end = self.highest_number.0.max(self.durable) + 1 + self.unreadable;
         }
@@ -431,8 +432,8 @@ impl Replay {
     }
 }
 
-/// Returns the bytes of memory for the place of a record and for its changes. `blocks`: the result
-/// of [`Replay::find_blocks`].
+/// Returns the bytes of memory for recording the position of a record and for its changes.
+/// `blocks`: the result of [`Replay::find_blocks`].
 fn memory_of(header: &RecordHeader, blocks: usize) -> u64 {
     const IN_TREE: usize = 2 * size_of::<(u64, RecordLocation)>();
     let content = match &header.body {

@@ -1,9 +1,9 @@
 //! Room in the index for volumes that are created, grow and are deleted while others are served.
 //!
-//! A volume has a range of addresses. Ranges of deleted volumes are used again. Where no range is
+//! A volume has a range of addresses. Ranges of deleted volumes are used again. If no range is
 //! free, the index is widened, shard by shard: its entries stay where they are and lose bits of
-//! their checks (decision 72). A volume that grows and has another one behind it moves. All of this
-//! is in RAM only: nothing on the cache device names an address.
+//! their checks (decision 72). A volume that grows moves if another volume follows it. All of this
+//! concerns RAM only: the cache device stores no addresses.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ use crate::table::CHECK_BITS_MIN;
 /// Blocks examined before other tasks of the lane get their turn.
 const STEP: usize = 1024;
 
-/// Pause of a volume that moves, while a shard of the index is full.
+/// Pause in the move of a volume while a shard of the index is full.
 const FULL: Duration = Duration::from_millis(5);
 
 impl Store {
@@ -67,8 +67,8 @@ impl StoreLane {
     }
 
     /// Removes a deleted volume's blocks from the index. Its number is not reused before a
-    /// checkpoint, so its records in the log have no effect from now on. Its addresses are used
-    /// again.
+    /// checkpoint, so its records in the log have no effect from now on. Its addresses can be
+    /// reused.
     pub async fn remove_space(self: &Rc<Self>, space: &VolumeSpace) {
         let store = self.store();
         store.end_ordered(space.id);
@@ -80,7 +80,7 @@ impl StoreLane {
     }
 
     /// Gives a volume that is not in use at least this number of blocks. The whole index must be
-    /// loaded. Returns its range.
+    /// loaded. Returns the volume's range.
     ///
     /// # Errors
     /// The index cannot have so many addresses, or requests of the volume have not ended yet.
@@ -139,7 +139,7 @@ impl StoreLane {
         Ok(Some(to))
     }
 
-    /// Moves a block. If there is no room for it, waits until there is, or drops it if it is clean.
+    /// Moves a block. If the target has no room, waits for room, or drops the block if it is clean.
     async fn move_block(&self, at: Address, from: &VolumeSpace, to: &VolumeSpace) {
         let store = self.store();
         let Some(block) = from.block(at) else { return };
@@ -190,7 +190,7 @@ impl StoreLane {
         }
     }
 
-    /// Removes all blocks in a range from the index, and overtakes all fills.
+    /// Removes all blocks in a range from the index, and overtakes their fills.
     async fn purge(&self, space: &VolumeSpace) {
         let store = self.store();
         let none = planted::has(PlantedBug::AddressesNotPurged);

@@ -20,7 +20,7 @@ pub struct Roots {
     pub superblock: Superblock,
     /// The volume table.
     pub volumes: Vec<VolumeRecord>,
-    /// Messages about copies that could not be used; nothing is lost by them.
+    /// Messages about copies that could not be used, without a loss.
     pub notes: Vec<String>,
     /// The content that these copies should have, with their offsets.
     pub(crate) mend: Vec<(u64, Vec<u8>)>,
@@ -50,7 +50,7 @@ impl Copies {
         Superblock::decode(self.bytes(index), PLACES[index])
     }
 
-    /// Returns the current superblock. Messages about bad copies are added to `notes`.
+    /// Returns the current superblock. Appends messages about bad copies to `notes`.
     fn choose(
         &self,
         notes: &mut Vec<String>,
@@ -66,7 +66,7 @@ impl Copies {
             if let Err(error) = self.decode(index)
                 && chosen.is_ok()
             {
-                // A crash while one copy is written leaves it torn; the other is there for that
+                // A crash during the write of one copy leaves it torn; the other copy covers that
                 // case.
                 let unread = self.0[index].is_err();
                 let what = if unread { "it cannot be read".into() } else { error.to_string() };
@@ -150,7 +150,7 @@ pub async fn read_roots(device: &Arc<dyn Device>, queue: &Queue) -> Result<Roots
     Ok(Roots { superblock, volumes, notes, mend })
 }
 
-/// Sets the bits of a superblock that describe the volume table which it names.
+/// Sets the bits of a superblock that describe the volume table that it names.
 pub(crate) fn describe(volumes: &[VolumeRecord], superblock: &mut Superblock) {
     let origins = |volume: &VolumeRecord| {
         volume.identity.is_some() || volume.samples.is_some() || !volume.left.is_empty()
@@ -165,7 +165,7 @@ pub(crate) fn describe(volumes: &[VolumeRecord], superblock: &mut Superblock) {
 /// A volume table that was found.
 struct FoundTable {
     volumes: Vec<VolumeRecord>,
-    /// The copies that should contain it but do not.
+    /// The copies that differ from this table and must be rewritten.
     mend: Vec<(u64, Vec<u8>)>,
     note: Option<String>,
 }

@@ -157,7 +157,7 @@ pub struct Segments {
     buffers: Box<[Mutex<Option<Arc<LogBuffer>>>]>,
     state: Mutex<State>,
     checkpoint_base: AtomicU64,
-    /// Free segments that must not be opened for now.
+    /// Number of free segments that must not be opened for now.
     withheld: AtomicU32,
     /// Segments with at least one held version.
     with_held: AtomicU32,
@@ -179,7 +179,7 @@ impl Segments {
         segments
     }
 
-    /// Makes segments without a free one.
+    /// Makes a table without free segments.
     fn of(tables: Tables, next_generation: Generation) -> Self {
         let Tables { counters, generations, live, buffers, lives, starts } = tables;
         Segments {
@@ -212,7 +212,7 @@ impl Segments {
         self.state.lock().free.len() as u32
     }
 
-    /// Returns at most `most` of the free segments, in the order in which they became free.
+    /// Returns up to `most` free segments, in the order in which they became free.
     pub(crate) fn free(&self, most: usize) -> Vec<SegmentId> {
         self.state.lock().free.iter().take(most).copied().collect()
     }
@@ -232,7 +232,7 @@ impl Segments {
         self.state.lock().draining.len() as u32
     }
 
-    /// Opens a free segment, leaving at least `reserve` others free, or returns `None`. The caller
+    /// Opens a free segment if at least `reserve` others stay free, or returns `None`. The caller
     /// fills it.
     ///
     /// `appender` of `appenders` takes it from its own part of the free ones: the states of
@@ -291,7 +291,7 @@ impl Segments {
         self.state.lock().starts.of(segment)
     }
 
-    /// Takes the records up to `through` that a commit is about to make durable.
+    /// Takes the records up to `through`, which a commit is about to make durable.
     pub(crate) fn take_undurable(&self, through: RecordNumber) -> Vec<Undurable> {
         let mut state = self.state.lock();
         let all = std::mem::take(&mut state.undurable);
@@ -576,7 +576,8 @@ impl Segments {
     pub fn detach_buffer(&self, segment: SegmentId) -> Option<Arc<LogBuffer>> {
         let mut image = self.buffers[segment.0 as usize].lock();
         let detached = image.take();
-        // Last: from here on the segment may be reclaimed, opened again and get its next image.
+        // Store this last: from here on the segment may be reclaimed, opened again and get its next
+        // image.
         self.counters[segment.0 as usize].buffered.store(0, Ordering::Release);
         detached
     }

@@ -12,9 +12,9 @@ use crate::index::Address;
 pub struct VolumeSpace {
     /// The volume.
     pub id: VolumeId,
-    /// Address of its block 0.
+    /// Address of the volume's block 0.
     pub base: u64,
-    /// Number of its blocks.
+    /// Number of blocks of the volume.
     pub blocks: u64,
     pub(crate) seed: CheckSeed,
 }
@@ -34,8 +34,8 @@ impl VolumeSpace {
         Address(self.base + block.0)
     }
 
-    /// Returns a number that tells a block from those of all other volumes, also of those that had
-    /// the same addresses before.
+    /// Returns a number that distinguishes a block from those of all other volumes, including
+    /// former ones at the same addresses.
     #[inline]
     pub fn unique(&self, block: OriginBlock) -> u64 {
         self.address(block).0 ^ u64::from(self.id.0) << 48
@@ -62,7 +62,7 @@ pub(crate) fn address_in(
 pub struct Spaces(Vec<VolumeSpace>);
 
 impl Spaces {
-    /// Makes it of ranges that are sorted by their bases.
+    /// Makes the set from ranges that are sorted by their bases.
     pub(crate) fn new(sorted: Vec<VolumeSpace>) -> Self {
         Spaces(sorted)
     }
@@ -80,12 +80,12 @@ impl Spaces {
     }
 }
 
-/// Keeps a volume's addresses from being given to another volume. Everything that may insert blocks
+/// Keeps a volume's addresses from being given to another volume. All code that may insert blocks
 /// of the volume holds one.
 #[derive(Clone, Debug, Default)]
 pub struct SpaceUse(Arc<()>);
 
-/// Addresses that a volume has, or had.
+/// Addresses that a volume has or had.
 struct AssignedSpace {
     space: VolumeSpace,
     uses: SpaceUse,
@@ -104,22 +104,22 @@ struct DeletedSpace {
     purged: bool,
 }
 
-/// There are not enough addresses: this is the end of the range that would be given.
+/// There are not enough addresses. The value is the end of the range that would be needed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NoRoom(pub(crate) u64);
 
-/// Why a volume cannot have more addresses where it is.
+/// Why a volume cannot get more addresses behind its range.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NotHere {
     /// There are not enough addresses.
     NoRoom(NoRoom),
-    /// The addresses behind it belong to another volume.
+    /// The addresses behind the range belong to another volume.
     Taken,
 }
 
 /// The owners of addresses. Addresses of a deleted volume are free once nothing can insert its
-/// blocks into the index any more. The cache device stores no addresses, so nothing there
-/// constrains them.
+/// blocks into the index any more. The cache device stores no addresses, so they can be reassigned
+/// freely.
 #[derive(Default)]
 pub(crate) struct Ranges {
     volumes: Vec<AssignedSpace>,
@@ -134,7 +134,7 @@ impl Ranges {
         Ranges { volumes: spaces.into_iter().map(taken).collect(), ..Ranges::default() }
     }
 
-    /// Returns the ranges of all volumes; of one that moves, both.
+    /// Returns the ranges of all volumes; both ranges of a volume that moves.
     pub(crate) fn all(&self) -> Vec<VolumeSpace> {
         self.volumes.iter().map(|it| it.space).chain(self.targets.iter().copied()).collect()
     }
@@ -188,14 +188,14 @@ impl Ranges {
         }
     }
 
-    /// Gives a new volume addresses below `room`. Of `space` the base does not matter.
+    /// Gives a new volume addresses below `room`. The base of `space` is ignored.
     pub(crate) fn add(&mut self, space: VolumeSpace, room: u64) -> Result<VolumeSpace, NoRoom> {
         let space = VolumeSpace { base: self.place(space.blocks, room)?, ..space };
         self.volumes.push(AssignedSpace { space, uses: SpaceUse::default() });
         Ok(space)
     }
 
-    /// Gives a volume more addresses behind those that it has.
+    /// Extends the address range of a volume.
     pub(crate) fn extend(
         &mut self,
         id: VolumeId,
@@ -232,21 +232,21 @@ impl Ranges {
         }
     }
 
-    /// A volume is deleted. `purged`: none of its blocks are in the index, and nothing can insert
-    /// any.
+    /// Removes a volume that was deleted. `purged`: none of its blocks is in the index, and nothing
+    /// can insert any.
     pub(crate) fn leave(&mut self, id: VolumeId, purged: bool) {
         let gone = self.volumes.extract_if(.., |it| it.space.id == id);
         self.left.extend(gone.map(|taken| DeletedSpace { taken, purged }));
     }
 
-    /// Frees the addresses of deleted volumes that nothing uses any more. Returns one that must be
-    /// purged before.
+    /// Frees the addresses of deleted volumes that nothing uses any more. Returns a range that must
+    /// be purged first.
     pub(crate) fn free(&mut self) -> Option<VolumeSpace> {
         self.left.retain(|it| !it.purged || it.taken.is_used());
         self.left.iter().find(|it| !it.taken.is_used()).map(|it| it.taken.space)
     }
 
-    /// A range that [`Ranges::free`] returned was purged.
+    /// Frees a range that [`Ranges::free`] returned, after it was purged.
     pub(crate) fn purged(&mut self, space: &VolumeSpace) {
         for left in self.left.iter_mut().filter(|it| it.taken.space.base == space.base) {
             left.purged = true;

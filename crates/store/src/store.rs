@@ -64,13 +64,13 @@ pub struct Version<'a> {
     pub space: &'a VolumeSpace,
     /// The block.
     pub block: OriginBlock,
-    /// Whether it is newer than the origin.
+    /// Whether the version is newer than the origin.
     pub dirty: bool,
-    /// Valid sectors of the version; `None`: all.
+    /// Valid sectors of the version; `None` for all.
     pub mask: Option<SectorMask>,
-    /// Rank in the replacement policy's own measure.
+    /// Rank on the replacement policy's own scale.
     pub rank: u8,
-    /// When it may replace the current version.
+    /// When the version may replace the current one.
     pub condition: Condition<'a>,
 }
 
@@ -79,16 +79,16 @@ pub struct Version<'a> {
 pub enum Appended {
     /// The version is now the newest.
     Done {
-        /// The version that it replaced.
+        /// The version that was replaced.
         old: Option<Entry>,
         /// Identity of the version.
         version: VersionId,
     },
     /// The condition did not hold.
     Refused,
-    /// There is no room at the moment: wait for [`Store::space`].
+    /// There is no room at present: wait for [`Store::space`].
     NoSpace,
-    /// There is no memory for its mask: append the whole block, see [`Store::has_room_for_mask`].
+    /// There is no memory for the mask: append the whole block, see [`Store::has_room_for_mask`].
     NoMask,
 }
 
@@ -101,7 +101,7 @@ pub enum ReadFailure {
     Device(forebay_device::DeviceError),
 }
 
-/// Counters, kept apart from the fields that every look-up reads.
+/// Counters, kept separate from the fields that every look-up reads.
 #[derive(Default, Debug)]
 #[repr(align(128))]
 pub struct Counters {
@@ -109,7 +109,7 @@ pub struct Counters {
     pub(crate) read_bytes: AtomicU64,
     /// Bytes written to the cache device.
     pub written_bytes: AtomicU64,
-    /// Bytes of payload among them.
+    /// Bytes of payload among these.
     pub payload_bytes: AtomicU64,
     /// Syncs of the cache device.
     pub syncs: AtomicU64,
@@ -186,7 +186,7 @@ impl Store {
         &self.geometry
     }
 
-    /// Returns the options with which it was opened.
+    /// Returns the options with which the store was opened.
     pub fn options(&self) -> &StoreOptions {
         &self.options
     }
@@ -227,7 +227,7 @@ impl Store {
         self.log.buffer_bytes()
     }
 
-    /// Returns whether it was recorded on the device, since it was opened, that neither clean
+    /// Returns whether the device has a record, written since it was opened, that neither clean
     /// copies nor samples of origins can be trusted.
     pub fn is_distrusted(&self) -> bool {
         self.distrust.load(Ordering::SeqCst)
@@ -249,8 +249,9 @@ impl Store {
         Some(Pinned { store: self, block, found, hazard: None })
     }
 
-    /// Like [`Store::look_up`], for a lane that reads the block before it does anything else.
-    /// `rank` returns the entry's new rank, and is called again if that has to be written.
+    /// Looks a block up like [`Store::look_up`], for a lane that reads the block before it does
+    /// anything else. `rank` returns the entry's new rank. It is called again if the new rank has
+    /// to be written.
     #[inline]
     pub(crate) fn look_up_now(
         &self,
@@ -265,7 +266,7 @@ impl Store {
             match self.index.look_up_in_hazard(address, &self.hazards, id, segment_of) {
                 Unlocked::Found(entry) => {
                     if rank(&entry) != entry.rank {
-                        // Another lane may have changed it meanwhile.
+                        // Another lane may have changed the rank meanwhile.
                         let rank = |now| rank(&Entry { rank: now, ..entry });
                         self.rerank(space, block, entry.slot, rank);
                     }
@@ -319,7 +320,8 @@ impl Store {
         Some((before.rank, after?))
     }
 
-    /// A hint: the block will be looked up soon. Ignored beyond the end of the volume.
+    /// Prefetches the entry of a block that will be looked up soon. Has no effect beyond the end of
+    /// the volume.
     #[inline]
     pub fn expect(&self, space: &VolumeSpace, block: OriginBlock, to_change: bool) {
         if block.0 < space.blocks {
@@ -327,7 +329,7 @@ impl Store {
         }
     }
 
-    /// Looks a block up without pinning anything: for decisions that tolerate change.
+    /// Looks a block up without a pin, for decisions that remain valid if the block changes.
     #[inline]
     pub fn peek(&self, space: &VolumeSpace, block: OriginBlock) -> Option<Found> {
         self.index.peek(space.address(block))
@@ -457,9 +459,10 @@ impl Store {
         self.options.checkpoint_due(&self.geometry)
     }
 
-    /// Returns whether a checkpoint is due: after that many bytes, or because volumes were created,
-    /// deleted or have grown since the last one, so that after a crash a large index could not be
-    /// loaded while requests are served; or because the numbers of many deleted volumes rest.
+    /// Returns whether a checkpoint is due: after that many appended bytes; because volumes were
+    /// created, deleted or have grown since the last one, so that after a crash a large index could
+    /// not be loaded while requests are served; or because the numbers of many deleted volumes
+    /// rest.
     pub fn checkpoint_is_due(&self) -> bool {
         let at_checkpoint = self.spaces_at_checkpoint.load(Ordering::Relaxed);
         let is_large = || self.index.len() >= self.options.load_later_from;
@@ -482,8 +485,8 @@ impl Store {
         self.log.marks_pushed() <= self.log.marks_durable()
     }
 
-    /// Returns whether every block that was taken out stays out after a crash. Blocks that were
-    /// written back may become dirty again.
+    /// Returns whether every removed block stays removed after a crash. Blocks that were written
+    /// back may become dirty again.
     pub fn gone_durable(&self) -> bool {
         self.log.gone_pushed() <= self.log.marks_durable()
     }
@@ -497,15 +500,14 @@ impl Store {
         first: OriginBlock,
         end: OriginBlock,
     ) -> OriginBlock {
-        // Entries that are not loaded have not been inserted either.
+        // Entries that are not loaded are unknown, so no block counts as vacant.
         if !self.is_loaded() {
             return first;
         }
         OriginBlock(self.index.vacant_to(space.base + first.0..space.base + end.0) - space.base)
     }
 
-    /// Begins to remove each block from `first` on, up to the one that is returned: `end` at the
-    /// latest.
+    /// Begins to remove each block from `first` on, up to the returned one, which is at most `end`.
     pub fn walk(
         &self,
         space: &VolumeSpace,
@@ -523,7 +525,7 @@ impl Store {
     }
 }
 
-/// A block that was found, whose segment is protected from reuse.
+/// A block that was found. Its segment is protected from reuse.
 pub struct Pinned<'a> {
     store: &'a Store,
     /// The block.

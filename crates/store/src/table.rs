@@ -11,8 +11,8 @@
 //! formula leads from the second to the first; a bit in the word says which of the two it is in.
 //! Position and word together determine the address, so there are no false matches.
 //!
-//! Entries that find no room go to a short overflow list. With the sizes of a [`TableGeometry`] it
-//! is nearly always empty, and it is drained as soon as there is room.
+//! Entries that fit into neither bucket go to a short overflow list. With the sizes of a
+//! [`TableGeometry`] it is nearly always empty, and it is drained as soon as there is room.
 
 mod buckets;
 mod entry;
@@ -59,7 +59,8 @@ pub struct Place(
     u32,
 );
 
-/// There is no room for a new key. Nothing was changed; remove an entry and try again.
+/// There is no room for a new key. Nothing was changed; the caller may remove an entry and try
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the index shard is full; blocks have to be evicted from it first")]
 pub struct Full;
@@ -119,8 +120,9 @@ impl Table {
         self.buckets.len() as u64 * BUCKET_BYTES + overflow as u64
     }
 
-    /// Shortens checks to `check_bits`, and gives remainders the bits, for larger keys. No entry
-    /// moves. `check_bits` is at least 16 and at most the table's present number.
+    /// Widens the table for larger keys: shortens checks to `check_bits`, and gives the bits to
+    /// remainders. No entry moves. `check_bits` is at least 16 and at most the table's present
+    /// number.
     pub fn widen(&mut self, check_bits: u32) {
         let old = self.layout;
         if self.len > 0 {

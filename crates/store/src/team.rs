@@ -1,10 +1,10 @@
 //! The lanes that recover a cache together.
 //!
-//! One lane opens a cache. Most of the time before anything can be served goes into reading the
+//! One lane opens a cache. Most of the time before requests can be served goes into reading the
 //! first pages of all segments and the headers of the log, and other lanes take part in that. Each
-//! lane has a queue to the device and a result of its own, and takes as much of the work as it can
-//! do: recovery does not wait for a lane that cannot take part or is busy until the others are
-//! done.
+//! lane has its own queue to the device and its own result, and takes as much of the work as it can
+//! do: recovery does not wait for a lane that cannot take part, or that is busy until the others
+//! are done.
 
 use std::fmt::{self, Debug, Formatter};
 use std::rc::Rc;
@@ -78,7 +78,7 @@ impl Team {
         &self.lane
     }
 
-    /// Returns the queue of that lane.
+    /// Returns the queue of the lane that opens the cache.
     pub(crate) fn queue(&self) -> &Queue {
         &self.queue
     }
@@ -88,7 +88,7 @@ impl Team {
         self.device.logical_block() as usize
     }
 
-    /// Returns the most lanes that take part.
+    /// Returns the highest number of lanes that may take part.
     pub(crate) fn lanes(&self) -> usize {
         1 + self.helpers.len().min(MOST_HELPERS)
     }
@@ -97,8 +97,8 @@ impl Team {
     /// before the opening lane was done.
     ///
     /// # Panics
-    /// If `part` panics on a lane, or its lane ends: its share of the work would otherwise count as
-    /// done.
+    /// `part` panicked on a lane, or a lane ended. Without an error its share of the work would
+    /// count as done.
     pub(crate) async fn run<T, F>(
         &self,
         part: impl Fn(Rc<Lane>, Queue) -> F + Clone + Send + 'static,
@@ -250,7 +250,7 @@ impl<W: Copy> Iterator for WorkList<W> {
     }
 }
 
-/// The error for work that has not ended although it was waited for.
+/// The error for work that has not ended although all shares were awaited.
 pub(crate) fn still_running() -> StoreError {
     StoreError::Refused("recovery is still running".into())
 }
@@ -303,7 +303,7 @@ mod tests {
                 let parts = run(&world, helpers.clone(), move |_, _| {
                     let items = items.clone();
                     async move {
-                        // The others begin meanwhile.
+                        // The helpers begin during this yield.
                         forebay_lane::yield_now().await;
                         let mut own = Vec::new();
                         for item in items {
@@ -329,7 +329,7 @@ mod tests {
         thread_local!(static TURN: Cell<u32> = const { Cell::new(0) });
         let world = LaneWorld::new();
         run(&world, vec![helper(&world); 2], |_, _| async {
-            // The lane that opens the cache comes first, and lets the others begin.
+            // The lane that opens the cache comes first, and lets the helpers begin.
             let turn = TURN.replace(TURN.get() + 1);
             forebay_lane::yield_now().await;
             assert_ne!(turn, 1, "as this test wants it");

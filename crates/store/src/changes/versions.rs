@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::index::Address;
 use crate::table::{Check, Entry, RANK_UNKNOWN};
 
-/// A version of a block in the log. Packed, because a log has many of them.
+/// A version of a block in the log. Packed, because a log has many versions.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub(crate) struct LoggedVersion {
@@ -125,12 +125,12 @@ impl Versions {
         self.lists.len()
     }
 
-    /// Returns the list that the versions of a shard are in.
+    /// Returns the list with the versions of a shard.
     pub(super) fn list_of(&self, shard: u32) -> usize {
         (shard >> self.shift) as usize
     }
 
-    /// A hint that a version will soon be added to this shard.
+    /// Prefetches the list of a shard to which a version will soon be added.
     pub(super) fn expect(&self, shard: u32) {
         let list = &self.lists[self.list_of(shard)];
         let within = list.len % CHUNK;
@@ -141,7 +141,7 @@ impl Versions {
         }
     }
 
-    /// Adds a version. Without the memory for it, the process ends as for any allocation.
+    /// Adds a version. If there is no memory for it, the process ends, as for any allocation.
     pub(super) fn push(&mut self, shard: u32, version: LoggedVersion) {
         self.push_to(self.list_of(shard), version);
     }
@@ -217,7 +217,7 @@ impl Versions {
         }
     }
 
-    /// Returns the versions in a list, in the order in which they were added.
+    /// Returns the versions in a list, oldest first in the order of adding.
     pub(super) fn of_list(&self, list: usize) -> impl Iterator<Item = &LoggedVersion> {
         let list = &self.lists[list];
         let chunks = list.chunks.iter().flat_map(|chunk| {
@@ -229,7 +229,7 @@ impl Versions {
         chunks.take(list.len).filter(|version| version.state & DROPPED == 0)
     }
 
-    /// Drops the versions in a list that `unwanted` returns `true` for.
+    /// Drops the versions in a list for which `unwanted` returns `true`.
     pub(super) fn drop_from(&mut self, list: usize, unwanted: impl Fn(&LoggedVersion) -> bool) {
         let list = &self.lists[list];
         let mut left = list.len;
@@ -247,7 +247,7 @@ impl Versions {
         (self.lists.len() * CHUNK * size_of::<LoggedVersion>()) as u64
     }
 
-    /// Returns the bytes of memory that they take.
+    /// Returns the bytes of memory of all versions.
     pub(super) fn bytes(&self) -> usize {
         (self.used - self.free.len()) * CHUNK * size_of::<LoggedVersion>()
     }
@@ -331,7 +331,7 @@ mod tests {
             versions
         };
         let mut whole = Versions::new(3);
-        // Nothing, full chunks, chunks that are not full, and more than an area.
+        // Number of versions: none, full chunks, chunks that are not full, and more than an area.
         let (all, half) = (2 * IN_AREA * CHUNK + 3, CHUNK / 2);
         whole.absorb(of([0..0, 0..CHUNK, 0..half]));
         whole.absorb(of([0..1, CHUNK..all, half..CHUNK + 1]));

@@ -46,7 +46,7 @@ pub struct CheckReport {
     /// Whether the device could be recovered; if not, the fields below are unknown.
     pub recovered: bool,
     /// Records that had been durable and are lost with their content. The daemon does not start the
-    /// volumes that they may have concerned until the operator acknowledges the loss.
+    /// volumes that may have lost data until the operator acknowledges the loss.
     pub lost_records: u64,
     /// Records replayed after the checkpoint.
     pub replayed: u64,
@@ -94,7 +94,7 @@ impl CheckReport {
         self.problems.extend(told.collect::<Vec<_>>());
     }
 
-    /// Reports damaged record headers as a problem; no block is lost by them.
+    /// Reports damaged record headers as a problem. They cost no block.
     pub(super) fn tell_without_header(&mut self) {
         let (blocks, dirty) = (self.without_header, self.without_header_dirty);
         if blocks > 0 {

@@ -26,16 +26,17 @@ impl Deref for World {
 
 const BLOCKS: u64 = 40;
 
-/// The way in which the last user of the device ended.
+/// How the last user of the device ended.
 enum End {
     Crash,
-    /// After a further record, whose header says that the first one was durable.
+    /// A crash after a further record, whose header says that the first one was durable.
     CrashAfterMore,
     Checkpoint,
 }
 
 impl World {
-    /// A cache with a volume of [`BLOCKS`] cached blocks, every third of them dirty, block 5 twice.
+    /// Makes a cache with a volume of [`BLOCKS`] cached blocks; every third is dirty, and block 5
+    /// was written twice.
     fn new(checkpoint: bool) -> Self {
         Self::ending(if checkpoint { End::Checkpoint } else { End::Crash })
     }
@@ -116,7 +117,7 @@ impl World {
         let before = self.content();
         let (lane, device) = (self.lane.clone(), self.device.clone());
         let report = self.block_on(async move {
-            // A check needs the whole index, however many blocks the cache has.
+            // A check needs the whole index, so these options must have no effect.
             let store = StoreOptions { load_later_from: 1, ..StoreOptions::default() };
             let progress = Rc::new(|_, _| ());
             let options = CheckOptions { open: &open_queue, store, quick, progress };

@@ -19,7 +19,7 @@ use crate::segments::{SegmentSnapshot, SegmentState};
 use crate::store::Spaces;
 use crate::table::Entry;
 
-/// Entries encoded at a time. Other tasks get their turn after each chunk.
+/// Entries encoded at a time. Other tasks run after each chunk.
 const BATCH: usize = 4096;
 
 fn fault(error: CheckpointWriteError) -> StoreError {
@@ -34,7 +34,7 @@ pub(super) struct ImageWriter<'a> {
     area: u64,
     /// Bits of a payload check that entries keep.
     check_bits: u32,
-    /// The volumes in the image. Of one that is created meanwhile everything is in the log.
+    /// The volumes in the image. All data of a volume that is created meanwhile is in the log.
     spaces: Rc<Spaces>,
 }
 
@@ -60,8 +60,8 @@ impl<'a> ImageWriter<'a> {
         })
     }
 
-    /// Writes the segment table, for records up to `base`: a part at a time, each in its state when
-    /// its turn comes.
+    /// Writes the segment table for records up to `base`, one part at a time; each part is in the
+    /// state of the moment at which it is copied.
     pub(super) async fn segments(&mut self, base: RecordNumber) -> Result<(), StoreError> {
         let line = |segment: SegmentSnapshot| SegmentLine {
             generation: segment.generation,
@@ -82,7 +82,7 @@ impl<'a> ImageWriter<'a> {
         Ok(())
     }
 
-    /// Writes the index, each shard in its state when its turn comes.
+    /// Writes the index; each shard is in the state of the moment at which it is copied.
     pub(super) async fn index(&mut self) -> Result<(), StoreError> {
         let store = self.lane.store();
         let spaces = self.spaces.clone();
@@ -158,14 +158,14 @@ impl<'a> ImageWriter<'a> {
         Ok(())
     }
 
-    /// Writes the next chunk. `false`: there is none left.
+    /// Writes the next chunk. Returns `false` if none is left.
     async fn write_chunk(&mut self) -> Result<bool, StoreError> {
         let Some(chunk) = self.writer.take_chunk().map_err(fault)? else { return Ok(false) };
         let bytes = chunk.bytes.len() as u64;
         let written = &self.lane.store().counters.written_bytes;
         written.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
         write(self.lane, self.area + chunk.offset, chunk.bytes).await?;
-        // A device that is done at once leaves no turn to others.
+        // A device that completes at once would not let other tasks run.
         yield_now().await;
         Ok(true)
     }

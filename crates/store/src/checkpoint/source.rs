@@ -63,7 +63,7 @@ impl CheckpointSource {
     /// Reads the next chunk, intact or rebuilt; `None` after the last.
     ///
     /// # Errors
-    /// It is damaged and cannot be rebuilt.
+    /// The chunk is damaged and cannot be rebuilt.
     pub async fn read(&mut self) -> Result<Option<IoBuf>, StoreError> {
         let read = self.chunks.read_with(&self.queue, self.chunks.reader()).await?;
         let Some(read) = read else { return Ok(None) };
@@ -75,7 +75,7 @@ impl CheckpointSource {
     /// Returns the items of the chunk that was read last.
     ///
     /// # Errors
-    /// It has impossible items.
+    /// The chunk has impossible items.
     pub fn items<'a>(&mut self, chunk: &'a [u8]) -> Result<ChunkItems<'a>, StoreError> {
         items_in(self.chunks.reader_mut(), chunk)
     }

@@ -11,8 +11,8 @@ use forebay_core::SectorMask;
 use forebay_format::checkpoint::PartialMask;
 use forebay_lane::{MemoryBudget, MemoryHold, MemoryUse, OverLimit};
 
-/// Masks for which memory is requested at a time; fewer if there are more than [`FEW_SHARDS`]
-/// shards, because each of them may hold that much unused.
+/// Number of masks for which memory is requested at a time; fewer if there are more than
+/// [`FEW_SHARDS`] shards, because each shard may hold that much unused.
 const STEP: usize = 64;
 const FEW_SHARDS: usize = 1024;
 
@@ -20,7 +20,7 @@ const FEW_SHARDS: usize = 1024;
 pub(super) struct Masks {
     /// By address.
     map: BTreeMap<u64, SectorMask>,
-    /// Masks for which memory is held.
+    /// Number of masks for which memory is held.
     room: usize,
     step: usize,
     held: MemoryHold,
@@ -28,9 +28,8 @@ pub(super) struct Masks {
 }
 
 impl Masks {
-    /// Returns the most bytes that a mask of `sectors` sectors takes: its place in the map, whose
-    /// nodes are at least half full, its heap allocation, and both again while a checkpoint copies
-    /// it.
+    /// Returns the most bytes for a mask of `sectors` sectors: its place in the map, whose nodes
+    /// are at least half full, its heap allocation, and both again while a checkpoint copies it.
     fn bytes_of_each(sectors: u32) -> u64 {
         const NODE: usize = size_of::<(u64, SectorMask)>() * 11 / 5 + 16;
         let heap = match sectors.div_ceil(64) {

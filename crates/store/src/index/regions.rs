@@ -24,8 +24,8 @@ use crate::table::TableGeometry;
 
 /// The region may hold blocks. If [`WALKED`] is set as well, a block was inserted during the walk.
 const OCCUPIED: u8 = 1;
-/// A walk is under way; the region may hold blocks. If it ends without [`OCCUPIED`], the region may
-/// become vacant.
+/// A walk is in progress; the region may hold blocks. If it ends without [`OCCUPIED`], the region
+/// may become vacant.
 const WALKED: u8 = 2;
 
 /// Fewest addresses of a region, as a power of two.
@@ -43,7 +43,7 @@ pub(super) struct Regions {
 
 /// A walk over all blocks of a region. If it is dropped, the region counts as occupied.
 pub struct Walk<'a> {
-    /// `None`: the walk cannot make the region vacant.
+    /// `None` if the walk cannot make the region vacant.
     state: Option<&'a AtomicU8>,
 }
 
@@ -81,7 +81,7 @@ impl Regions {
         }
     }
 
-    /// Returns the end of the vacant addresses of a range that begin with its first one.
+    /// Returns the end of the run of vacant addresses at the beginning of a range.
     pub(super) fn vacant_to(&self, range: Range<u64>) -> u64 {
         let mut at = range.start;
         while at < range.end && self.state(at).load(Ordering::SeqCst) == 0 {
@@ -91,7 +91,7 @@ impl Regions {
     }
 
     /// Begins a walk over the part of `range` in the region of its first address. Returns the end
-    /// of that part. `room`: the number of addresses of the index now.
+    /// of that part. `room`: the present number of addresses of the index.
     pub(super) fn walk(&self, range: Range<u64>, room: impl FnOnce() -> u64) -> (u64, Walk<'_>) {
         let region = range.start >> self.shift;
         let (first, end) = (region << self.shift, (region + 1) << self.shift);

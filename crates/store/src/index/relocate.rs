@@ -39,7 +39,7 @@ impl Index {
     }
 }
 
-/// Moves an entry from `source` to `target`; `None`: within the shard.
+/// Moves an entry from `source` to `target`; `target` is `None` within one shard.
 fn relocate(
     source: &mut Locked<'_>,
     target: Option<&mut Locked<'_>>,

@@ -6,7 +6,7 @@ use super::{Address, Index, NewVersion, Unfit};
 use crate::error::StoreError;
 use crate::table::Entry;
 
-/// Everything in a shard that is loaded as a whole.
+/// The complete content of a shard that is loaded.
 #[derive(Default)]
 pub(crate) struct ShardContent {
     /// The checkpoint's entries that are still valid.
@@ -31,7 +31,7 @@ impl Index {
     /// Adds the mask of a restored block; ignored for blocks that are not partial.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// There is no memory for the mask.
     pub fn restore_mask(&self, address: Address, mask: SectorMask) -> Result<(), Unfit> {
         let (mut shard, key) = self.locate(address);
         match shard.table().get(key) {
@@ -72,7 +72,7 @@ impl Index {
     /// Adds the mask of a block whose shard will be loaded.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// There is no memory for the mask.
     pub(crate) fn load_mask(&self, address: Address, mask: SectorMask) -> Result<(), Unfit> {
         let shard = &self.shards[self.shard_of(address) as usize];
         shard.lock().masks.restore(address.0, mask).map_err(Unfit::Masks)
@@ -108,7 +108,7 @@ impl Index {
             self.regions.occupy(address);
             shard.table_mut().insert(placed.key, entry).map_err(|_| Unfit::Blocks.of("the log"))?;
             match mask {
-                // There is room for it: a mask of this block was loaded before.
+                // The mask has a place, because an older mask of the block was loaded before.
                 Some(mask) => shard.masks.insert(address.0, mask),
                 None => shard.masks.remove(address.0),
             }

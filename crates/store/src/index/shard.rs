@@ -52,7 +52,7 @@ impl Shard {
         Shard { version: AtomicU64::new(0), check_bits, buckets, content: Mutex::new(content) }
     }
 
-    /// Makes room for larger keys in the words of the table: see [`Table::widen`].
+    /// Makes room for larger keys in the words of the table, see [`Table::widen`].
     pub(super) fn widen(&self, check_bits: u32) {
         let mut shard = self.lock();
         let mut table = shard.table_mut();
@@ -124,8 +124,8 @@ pub(crate) enum Unlocked {
     Found(Entry),
     /// The block was not cached at one moment during the look-up.
     Absent,
-    /// Only a look-up with the lock can tell: the shard is changing or not loaded, the block is
-    /// partly cached, or the caller did not continue.
+    /// The outcome requires a look-up with the lock: the shard is changing or not loaded, the block
+    /// is partly cached, or `seen` did not continue.
     Undecided,
 }
 

@@ -147,7 +147,7 @@ fn there_are_as_many_masks_as_memory_allows_and_no_more() {
         Put::NoMask
     ));
     assert!(index.look_up(Address(masks), |_| None).is_none(), "nothing has changed");
-    // Whole blocks need no mask, and a block that has one may replace it.
+    // Whole blocks need no mask, and a block that already has one may replace it.
     assert!(matches!(
         index.put(Address(masks), version(false), Condition::Fill(&ticket)),
         Put::Done { .. }
@@ -159,7 +159,7 @@ fn there_are_as_many_masks_as_memory_allows_and_no_more() {
     ));
     index.put(Address(0), version(false), Condition::Always);
     assert!(in_part(masks + 1) && !in_part(masks + 2));
-    // Restored masks may use the memory that is left for other uses.
+    // Restored masks may use the memory that is reserved for other uses.
     let entry = version(true).entry;
     index.restore(Address(masks + 3), entry).expect("there is room");
     let mask = || SectorMask::of(8, 0..1);
@@ -199,7 +199,7 @@ fn a_mask_goes_when_its_block_is_whole_or_gone() {
     assert_eq!(masks(), [].into());
 }
 
-/// Widens an index to as many addresses as it can have, in steps.
+/// Widens an index in steps, to the highest possible number of addresses.
 fn widen(index: &Index) {
     for bits in index.geometry().key_bits() + 1.. {
         let Ok(wide) = index.begin_widening(bits) else { return };
@@ -254,7 +254,7 @@ fn a_widened_index_holds_what_it_held_and_blocks_beyond() {
         assert!(matches!(put, Put::Done { .. }));
         model.insert(address, (entry, mask));
     };
-    // Enough that some are in their second bucket.
+    // There are enough keys that some are in their second bucket.
     (0..entries / 2).for_each(|address| put(&index, address * 7));
     widen(&index);
     let (last, stride) = (index.room() - 1, index.room() / entries);
@@ -371,7 +371,7 @@ fn changes_during_a_walk_keep_a_region_occupied() {
         let spoils = !what.contains("walk");
         assert_eq!(index.vacant_to(0..16), if spoils { 0 } else { 16 }, "{what}");
     }
-    // An insertion, and a walk that begins behind it, while the first one goes on.
+    // An insertion, and a walk that begins after it while another walk is in progress.
     let index = regions();
     insert(&index, 5);
     let (_, first) = index.walk(0..16);

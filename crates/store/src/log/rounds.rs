@@ -10,7 +10,7 @@ pub(super) const COMMITS_WITHOUT_SYNC: usize = 3;
 /// for each header: with 32 callers on a disk, one completes a sixth more of them per second than
 /// three.
 pub(super) const WRITES: usize = 1;
-/// The limit for ample callers: callers that were answered together return together, and if all of
+/// Most ample rounds in flight. Callers that were answered together return together, and if all of
 /// them waited for one round, the device would be idle meanwhile.
 pub(super) const AMPLE_ROUNDS: usize = 16;
 /// A round is ample if the caller's open record has this many blocks: enough to be worth a header.
@@ -27,7 +27,7 @@ struct State {
     without_sync: bool,
     ended_well: u64,
     failed: bool,
-    /// Lanes on which a caller gathers others before it begins a round, a bit for each.
+    /// Lanes on which a caller gathers others before it begins a round; one bit per lane.
     gathering: u64,
 }
 
@@ -49,7 +49,8 @@ impl State {
         let most = match (without_sync && self.without_sync, ample) {
             (false, _) => 1,
             (true, true) => AMPLE_ROUNDS,
-            // An ample round is in flight: wait, and this caller's record will be ample soon.
+            // An ample round is in flight, so the caller waits: its record will be ample soon as
+            // well.
             (true, false) if self.ample > 0 => 1,
             (true, false) => most,
         };
@@ -122,8 +123,8 @@ impl Rounds {
                 return round;
             }
         }
-        // Called without the lock of the rounds: `ample` may take a lock under which that one is
-        // taken.
+        // Called without the lock of the rounds, because `ample` may take a lock that is held when
+        // the lock of the rounds is taken.
         let ample = ample();
         let mut state = self.state.lock();
         if let Some(round) = state.known(*wanted, bit) {
@@ -295,7 +296,7 @@ mod tests {
         assert!(matches!(join(&mut between, 0), Round::Gather));
         drop(Gathering::new(&rounds, 0));
 
-        // The next one that gathers is dropped.
+        // The third caller gathers and is dropped.
         let (mut third, mut fourth) = (0, 0);
         assert!(matches!(join(&mut third, 0), Round::Gather));
         assert!(matches!(join(&mut fourth, 0), Round::Wait));
@@ -312,7 +313,7 @@ mod tests {
         assert_eq!((first.number, first.without_sync), (1, false));
         assert_eq!(rounds.next(), 2);
 
-        // This caller came later, so it waits for the next round.
+        // This caller arrived after the round began, so it waits for the next round.
         let mut late = 0;
         assert!(matches!(begin(&mut late), Round::Wait));
         assert_eq!(late, 2);
@@ -322,7 +323,7 @@ mod tests {
             panic!("the first round does not cover it")
         };
         assert_eq!((second.number, late), (2, 2));
-        // Another caller that came with it waits for the same round.
+        // Another caller of the same time waits for the same round.
         assert!(matches!(begin(&mut 2), Round::Wait));
         rounds.end(second, true);
         assert!(matches!(begin(&mut 2), Round::Covered(2)));
@@ -344,7 +345,7 @@ mod tests {
         assert!(matches!(begin(1), Round::Covered(1)), "that went well");
     }
 
-    /// Counts the rounds that can begin before one has to wait, and ends them.
+    /// Counts the rounds that can begin before a caller must wait, and ends them.
     fn side_by_side(rounds: &Rounds, without_sync: bool, ample: bool) -> usize {
         let running: Vec<_> = (0..50).map_while(|_| run(rounds, without_sync, ample)).collect();
         assert!(running.iter().all(|it| it.without_sync == without_sync));
@@ -367,7 +368,7 @@ mod tests {
             assert_eq!(count, most, "{without_sync} {ample}");
         }
 
-        // A round that is not ample waits for ample rounds, and for no others.
+        // A round that is not ample waits only for ample rounds.
         let plain = run(&rounds, true, false).expect("none is on its way");
         let ample = run(&rounds, true, true).expect("there is room");
         assert!(run(&rounds, true, false).is_none());

@@ -54,7 +54,7 @@ fn new_blocks_are_on_probation_whoever_appends_them() {
         let log = log(3, segments);
         numbers.iter().map(|number| log.roles().is_on_probation(*number)).collect::<Vec<_>>()
     };
-    // New blocks of three lanes, rewritten ones, those of ordered volumes, background work.
+    // In this order: new blocks of three lanes, rewritten blocks, ordered volumes, background work.
     assert_eq!(
         on_probation(SEGMENTS + 5, &[0, 2, 3, 5, 6, 7]),
         [true, true, false, false, true, false]
@@ -80,7 +80,7 @@ fn images_are_used_again_and_limited() {
     taken.extend(log.take_buffer(0));
     assert_eq!(taken.last().map(Arc::as_ptr), Some(known), "the same one again");
 
-    // A reader keeps its image: another buffer replaces it.
+    // A reader holds the image, so another buffer replaces it.
     log.return_buffer(0, taken.swap_remove(0));
     let another = log.take_buffer(0).expect("its place is free");
     assert!(!Arc::ptr_eq(&another, &reader));
@@ -184,7 +184,7 @@ fn a_checkpoint_makes_the_marks_that_came_before_it_superfluous() {
     // Of the first 4 marks pushed, two are still pending.
     log.forget_marks(4);
     assert_eq!((log.marks_durable(), log.marks_taken()), (4, 4));
-    // All of these were taken before.
+    // All of these marks were taken before.
     log.forget_marks(3);
     assert_eq!((log.marks_durable(), log.marks_taken()), (4, 4));
     assert_eq!(slots(&log.take_marks(9)), [4, 5]);

@@ -16,12 +16,12 @@ use crate::table::{Check, Entry};
 pub struct OrderedVersion {
     /// Slot of the version.
     pub slot: Slot,
-    /// Checksum of the version, as far as it is known.
+    /// The known bits of the version's checksum.
     pub(crate) check: Check,
-    /// Valid sectors of the version; `None`: all. Boxed, because few versions have a mask and many
-    /// wait.
+    /// Valid sectors of the version; `None` for all. Boxed, because few versions have a mask and
+    /// many wait.
     pub(crate) mask: Option<Box<SectorMask>>,
-    /// Sequence of the version; 0: older than all others.
+    /// Sequence of the version; 0 if it is older than all others.
     pub(crate) sequence: u64,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Group {
     pub(crate) through: Horizon,
     /// Whether the group is complete, and durable on the cache device.
     pub(crate) confirmed: bool,
-    /// Whether the origin durably has it.
+    /// Whether the origin durably has the group.
     written: bool,
     /// True if a block was written twice in this group; the log holds both versions.
     pub(crate) collapsed: bool,
@@ -69,7 +69,7 @@ impl Group {
         Group::through(Horizon { sequence: u64::MAX, record: RecordNumber(0) })
     }
 
-    /// Adds a version unless there is a newer one; returns the version that is left over.
+    /// Adds a version unless there is a newer one; returns the version that is superseded.
     pub(crate) fn add(
         &mut self,
         block: OriginBlock,
@@ -99,9 +99,9 @@ pub struct Front {
     pub versions: Vec<(OriginBlock, OrderedVersion)>,
     /// The horizon must durably cover the groups before this one, before any of it is written.
     pub settle_first: bool,
-    /// The horizon once the origin has it.
+    /// The horizon once the origin has the group.
     pub through: Horizon,
-    /// When it was closed; blocks that are dirty later were written after that.
+    /// The time at which the group was closed; blocks that are dirty later were written after that.
     pub closed_at: Nanos,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Settled {
 struct State {
     /// The last one is open.
     groups: VecDeque<Group>,
-    /// The horizon in the volume table; `None`: the volume is not in order there.
+    /// The horizon in the volume table; `None` if the volume is not in order there.
     horizon: Option<Horizon>,
     /// Whether flushes close groups. Before the first cut, all versions belong to the first group.
     separates: bool,
@@ -123,7 +123,7 @@ struct State {
     /// Number of versions in all groups.
     held: u64,
     /// Versions that the origin has, kept until the horizon has this sequence: from them recovery
-    /// learns which others the origin has.
+    /// derives which other versions the origin has.
     kept: (u64, Vec<OrderedVersion>),
 }
 
@@ -336,7 +336,7 @@ impl GroupQueue {
         state.horizon.is_some() && front.is_none_or(|group| group.through.sequence > cut)
     }
 
-    /// Returns the horizon after all written groups; `None`: none was written.
+    /// Returns the horizon after all written groups; `None` if none was written.
     pub(crate) fn written_through(&self) -> Option<Horizon> {
         let state = self.0.lock();
         let written = state.groups.iter().take_while(|group| group.written);

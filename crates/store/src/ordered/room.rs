@@ -1,8 +1,8 @@
 //! The memory for versions held by ordered volumes.
 //!
-//! Clients decide how many versions are held, so clients wait when there is no memory for more:
-//! earlier groups have to reach their origins first. Acknowledged writes are put in order in any
-//! case.
+//! Clients decide how many versions are held, so they wait when there is no memory for more:
+//! earlier groups have to reach their origins first. Writes that are already acknowledged are put
+//! in order in any case.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::queue::OrderedVersion;
 
-/// Bytes that are always available.
+/// Bytes that are available in any case.
 const LEAST: u64 = 256 << 10;
 
 /// Versions that each volume may hold regardless of the others, whose origins may be stuck.

@@ -184,8 +184,8 @@ impl Search {
         let mut doubtful: Vec<(Slot, Check, OriginBlock)> = Vec::new();
         let doubt = |found: &Found| (found.version.slot, found.version.check, found.block);
         let mut done = 0;
-        // The block's versions so far, without those followed by an older version in a later
-        // record.
+        // The block's versions so far, except those that an older version in a later record
+        // follows.
         let mut rising: Vec<&Found> = Vec::new();
         for after in &self.found {
             if rising.last().is_some_and(|before| before.block != after.block) {
@@ -251,8 +251,8 @@ impl Search {
         }
         let mut found = in_effect;
         turns::sort_by_key(&mut found, |found| (found.record, found.version.sequence)).await;
-        // The origin has these already, or could not receive them: when they are written does not
-        // matter.
+        // The origin already has these versions or could not receive them, so it does not matter
+        // when they are written.
         let mut base = Group::through(horizon);
         for (block, (entry, mask)) in dirty {
             if newest.get(&block).is_none_or(|it| it.0 <= horizon.record) {
@@ -378,7 +378,7 @@ mod tests {
     }
 
     /// Record 5 was durable when record 7 was written, and record 6 was not. Without record 5,
-    /// nothing would show that record 7 is beyond a flush.
+    /// nothing would show that record 7 belongs to a later flush.
     #[test]
     fn the_record_that_opens_a_group_is_held_for_the_next_recovery() {
         let found = [(5, 1, 1), (6, 1, 2), (7, 2, 3)];
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(groups(&queue_now), [vec![(2, 7)], vec![(1, 8)]]);
         let end = queue_now.written_through().expect("all of it");
         assert_eq!(queue_now.settle(end).kept.len(), 1);
-        // After a crash in between it is found again, and the older version is ignored again.
+        // After a crash in between, the version is found again, and the older one is ignored again.
         let again = queue((0, 3), &found, &newest, &proofs);
         assert_eq!(groups(&again), [vec![(2, 7)], vec![(1, 8)]]);
     }

@@ -58,8 +58,7 @@ struct Firsts {
     bytes_read: u64,
     /// Whether the first pages of all segments could be read.
     readable: bool,
-    /// Segments that may have been opened: their start is unreadable, and no header behind it is
-    /// new.
+    /// Segments that may have been opened: their start is unreadable, and no later header is new.
     hidden: u64,
     failure: Option<StoreError>,
 }
@@ -169,7 +168,8 @@ impl Search {
             let record =
                 self.basis.generation_at(&pages.bytes[PAGE..], segment, self.second_position());
             let newest = [opening, record].into_iter().flatten().filter(is_new).max();
-            // Zeroes in both: never written. A damaged opening alone may also be zeroes.
+            // Both are zero, so the segment was never written. A damaged opening alone may also be
+            // zero.
             if newest.is_some()
                 || opening.is_some()
                 || (pages.all_readable() && is_zero(&pages.bytes))
@@ -212,7 +212,7 @@ impl Search {
     }
 
     /// Returns the generation that the second page claims to have. A page that is no header, or is
-    /// in the wrong place, claims the highest one: it must be examined.
+    /// in the wrong place, claims the highest one, because it must be examined.
     fn claimed(&self, start: &[u8], segment: SegmentId) -> Option<Generation> {
         let claimed = record::claimed(&start[PAGE..], &self.basis.cache);
         let here = claimed
@@ -221,7 +221,8 @@ impl Search {
     }
 }
 
-/// Returns whether all bytes are zero. By line, which takes a tenth of the time of byte by byte.
+/// Returns whether all bytes are zero. Compares whole cache lines, which takes a tenth of the time
+/// of single bytes.
 fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(64).all(|line| line.iter().fold(0, |all, byte| all | byte) == 0)
 }

@@ -28,13 +28,13 @@ pub(super) struct CheckpointImage {
     pub(super) base: RecordNumber,
     pub(super) next_generation: Generation,
     pub(super) bytes_read: u64,
-    /// Whether it was damaged, and repaired or rebuilt.
+    /// Whether the checkpoint was damaged, and repaired or rebuilt.
     pub(super) mended: bool,
     /// Whether there is no usable checkpoint, so that the log must supply everything.
     pub(super) rebuilt: bool,
     /// Volumes that had dirty blocks.
     pub(super) dirty: HashSet<VolumeId>,
-    /// Source of the entries, if they will be loaded later.
+    /// Source of the entries, if they are loaded later.
     pub(super) later: Option<loading::EntrySource>,
 }
 
@@ -51,8 +51,8 @@ pub(super) struct RecoveryInput<'a> {
 /// their newer versions are in the log. `clean`: nothing was written after the checkpoint.
 ///
 /// # Errors
-/// It is damaged and cannot be rebuilt from parity, or there is no memory for it; the content of
-/// the index is then meaningless.
+/// The checkpoint is damaged and cannot be rebuilt from parity, or there is no memory for it; the
+/// content of the index is then meaningless.
 pub(super) async fn load(
     from: &RecoveryInput<'_>,
     mut source: CheckpointSource,
@@ -107,7 +107,7 @@ pub(super) async fn load(
                 index.restore_mask(address, mask.mask).map_err(unfit)?;
             }
         }
-        // A device that completes at once would leave no turn to other tasks.
+        // A device that completes at once would not let other tasks run.
         yield_now().await;
     }
     let (bytes_read, mended) = (source.bytes_read, source.mended);
@@ -142,7 +142,7 @@ pub(super) fn can_wait(source: &CheckpointSource, order: &Arrangement, least: u6
 /// Like [`load`], but leaves the entries for later.
 ///
 /// # Errors
-/// A part of the checkpoint is damaged: load it as a whole.
+/// A part of the checkpoint is damaged, so the caller must load it as a whole.
 pub(super) async fn load_later(
     from: &RecoveryInput<'_>,
     source: Chunks,

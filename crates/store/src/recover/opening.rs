@@ -33,11 +33,12 @@ use crate::table::{Entry, TableGeometry};
 use crate::team::Team;
 
 /// Record numbers and sequences that are skipped after a crash. Those of records that did not reach
-/// the device must not be assigned again; there are fewer than this, as the records were in memory.
+/// the device must not be assigned again. There are fewer such records than this, because they were
+/// in memory.
 const LEFT_OUT: u64 = 1 << 28;
 
-/// Segments that crashes may have left almost empty, in addition to the number that makes a
-/// checkpoint due.
+/// Number of segments that crashes may have left almost empty, in addition to the number that makes
+/// a checkpoint due.
 const NOT_FULL: u64 = 32;
 
 /// A cache that is being opened.
@@ -77,9 +78,9 @@ pub(super) struct FoundSegment {
     pub(super) generation: Generation,
     /// Granules written according to the checkpoint.
     pub(super) position: u32,
-    /// Whether it may have records after the checkpoint.
+    /// Whether there may be records after the checkpoint.
     pub(super) walked: bool,
-    /// Whether it has been opened at least once.
+    /// Whether the cache has been opened before.
     pub(super) in_use: bool,
 }
 
@@ -177,8 +178,7 @@ impl<'a> Opening<'a> {
         self.replay(loaded).await
     }
 
-    /// Reads the log, and leaves the checkpoint's entries for later, unless there is a reason
-    /// against it.
+    /// Reads the log, and leaves the checkpoint's entries to be loaded later if that is possible.
     async fn replay_first(
         &mut self,
         chunks: Chunks,
@@ -188,7 +188,7 @@ impl<'a> Opening<'a> {
         let mut image =
             image::load_later(&self.source(), chunks, clean, &index, &mut replay).await?;
         let mut segments = self.choose_walks(&image, &mut replay).await;
-        // Another recovery must be able to hold everything written meanwhile.
+        // Another recovery must be able to hold everything that is written meanwhile.
         let geometry = &self.superblock.geometry;
         let most = 2 * self.options.checkpoint_due(geometry) / geometry.segment_bytes;
         if segments.iter().filter(|it| it.walked).count() as u64 > most + NOT_FULL {
@@ -201,7 +201,7 @@ impl<'a> Opening<'a> {
         if replay.lost().is_some() || !replay.has_read_all() {
             return Ok(Err("the log is damaged"));
         }
-        // Another recovery must be able to decide alike.
+        // Another recovery must be able to make the same decision.
         if !accepted.fits() {
             return Ok(Err("the crash has torn more than a superblock can note"));
         }
@@ -276,8 +276,8 @@ impl<'a> Opening<'a> {
         Ok(Loaded { index, replay, image })
     }
 
-    /// Returns whether the entries of the checkpoint may be loaded while requests are served:
-    /// nothing in this opening depends on all of them, as the order of writes of a volume would.
+    /// Returns whether the entries of the checkpoint may be loaded while requests are served. They
+    /// may not if this opening depends on all of them, as the order of writes of a volume does.
     fn may_load_later(&self, source: &CheckpointSource) -> bool {
         let order = arrangement(&self.table, self.shards, &self.spaces);
         self.report.notes.is_empty()

@@ -18,7 +18,7 @@ use crate::table::TableGeometry;
 const MOST_SHARDS: u32 = 8192;
 
 /// Returns the number of shards in the order of a checkpoint's entries, if an index can have that
-/// number: then it is loaded while requests are served.
+/// number. The entries can then be loaded while requests are served.
 pub(super) fn shards_of(order: &Arrangement) -> Option<u32> {
     (order.shards.is_power_of_two() && order.shards <= MOST_SHARDS).then_some(order.shards)
 }
@@ -35,13 +35,13 @@ pub(super) fn table_geometry(
     // Every cell holds at most one version, so this is always sufficient, even while recovery
     // replays versions that a later record removes.
     let capacity = cells * u64::from(geometry.segment_count);
-    // The entries of a shard become visible at once, and meanwhile its lane serves no request: some
+    // The entries of a shard become visible at once, and the lane serves no request meanwhile: some
     // milliseconds for 2^15 entries.
     let of = |bits: u32| (capacity >> bits).next_power_of_two();
     let by_capacity = of(14).min(1024).max(of(15).min(MOST_SHARDS.into()));
     let shards = shards.unwrap_or(by_capacity as u32);
-    // Bits that are mixed spread blocks evenly, from some tens of times the cache's size on; bits
-    // above them can be added later.
+    // Mixed bits spread blocks evenly if there are some tens of times as many addresses as the
+    // cache has blocks; further bits can be added later.
     let own_bits = (capacity * 32).max(1 << 20).next_power_of_two().trailing_zeros();
     let bits = blocks.checked_next_power_of_two().map_or(u64::BITS, u64::trailing_zeros);
     let slot_bits = geometry.slot_count().next_power_of_two().trailing_zeros().max(1);
@@ -108,8 +108,8 @@ mod tests {
 
     #[test]
     fn the_index_has_room_for_every_cell_and_addresses_to_spare() {
-        // Device size, blocks of origins; the resulting shards, mixed bits, and bits of addresses
-        // and slots.
+        // Columns: device size, blocks of origins; the resulting shards, mixed bits, and bits of
+        // addresses and slots.
         for (bytes, blocks, shards, key, address, slot) in [
             (5 << 20, 100, 1, 20, 20, 11),
             (5 << 20, (1 << 30) - 5, 1, 20, 30, 11),

@@ -78,7 +78,7 @@ fn record(number: u64, durable_through: u64) -> RecordHeader {
 
 #[test]
 fn headers_are_read_as_far_as_memory_goes() {
-    // Half of the minimum is left to clients, so 16 MiB remain for this.
+    // Half of the minimum is left to clients, so 16 MiB remain here.
     let memory = Arc::new(MemoryBudget::new(64 << 20));
     let mut replay = replay_in(&memory, geometry(4096), &[space(1, 0, 100)]);
     let refused = (1..1 << 20).find_map(|number| {
@@ -181,7 +181,7 @@ fn index() -> Index {
     Index::new(TableGeometry::new(1000, 1, 20, 14).expect("small"), 1)
 }
 
-/// Applies these records to an empty index; returns it and the replay.
+/// Applies these records to an empty index; returns the index and the replay.
 fn applied(records: impl IntoIterator<Item = RecordHeader>) -> (Index, Replay) {
     let (index, mut replay) = (index(), replay(4096));
     for segment in 0..4 {
@@ -274,7 +274,7 @@ fn marks_count_for_the_life_of_the_segment_that_they_name() {
             Mark { slot: geometry(4096).slot_at(SegmentId(9), 5), generation: LIFE, kind: gone },
         ],
     );
-    // Of two marks for one block gone prevails, in either order.
+    // Of two marks for one block, "gone" prevails in either order.
     let second = marks(13, vec![mark(3, LIFE, clean), mark(4, LIFE, gone)]);
     let (index, replay) = applied([record, first, second]);
     let left: Vec<_> =
@@ -377,7 +377,7 @@ fn a_walk_finds_the_headers_of_one_life_wherever_they_are() {
     world.put_data(1, 5, 3);
     world.put_marks(4, 6, LIFE);
     world.put_marks(7, 8, LIFE);
-    // In the third stretch that is read ahead.
+    // This is in the third stretch that is read ahead.
     world.put_data(150, 20, 1);
     world.put_marks(152, 21, LIFE);
     // A record of an earlier life, and a header in the wrong place.
@@ -409,7 +409,8 @@ fn unreadable_places_of_possible_headers_are_counted() {
         assert_eq!(seen, [(1, 5), (2, 6), (4, 8), (6, 9)]);
         assert_eq!(walked.unreadable, unreadable, "page {page}");
     }
-    // Together with the opening that of the first record does, which may be the newest of all.
+    // Without the opening, the loss of the first header counts: it may be that of the newest
+    // record.
     world.disk.make_unreadable(world.page(1));
     let (seen, walked) = world.walk();
     assert_eq!((&seen[..], walked.unreadable), (&[(2, 6), (4, 8), (6, 9)][..], 3));
@@ -440,7 +441,7 @@ fn the_newest_life_of_a_segment_is_found_in_any_of_its_pages() {
     }
 }
 
-/// Replays a segment with one record; `damage` comes between the reading of its header and of its
+/// Replays a segment with one record; calls `damage` between the reading of its header and of its
 /// blocks.
 fn verified(block: u64, blocks: u8, damage: impl FnOnce(&World)) -> Replay {
     let world = World::new(block);
@@ -517,7 +518,7 @@ fn a_block_is_torn_if_its_content_can_be_read_and_is_another() {
     assert_eq!(bad_blocks(2048, 6, both), [0, 4]);
 }
 
-/// Two halves of a log, each as one lane finds it.
+/// Returns two halves of a log, each as one lane finds it.
 fn halves() -> [Vec<RecordHeader>; 2] {
     let part =
         |sequence| DataEntry { mask: SectorMask::of(8, 2..5), ..entry(2, sequence % 50, sequence) };
@@ -534,7 +535,7 @@ fn halves() -> [Vec<RecordHeader>; 2] {
     [vec![one, gone, proof], vec![two, clean]]
 }
 
-/// Programs that did not bound generations have used numbers twice.
+/// Earlier programs did not bound generations, and so used numbers twice.
 #[test]
 fn records_with_one_number_count_once_on_any_lanes() {
     let records =

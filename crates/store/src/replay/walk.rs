@@ -62,7 +62,7 @@ async fn walk(
     Ok(())
 }
 
-/// The cost of a walk through a segment, and the places that it could not read.
+/// The cost of a walk through a segment, and the number of positions that it could not read.
 pub(crate) struct Walked {
     pub(crate) bytes: u64,
     /// Number of possible header positions that cannot be read.
@@ -101,8 +101,8 @@ pub(crate) async fn walk_headers(
         at += page;
         if !here.all_readable() {
             if at == page {
-                // An opening adds nothing to the header behind it, so its loss does not count. The
-                // loss of the header does.
+                // An opening contains nothing that the header behind it lacks, so only the loss of
+                // the header counts.
                 continue;
             }
             walked.unreadable += 1;

@@ -1,8 +1,8 @@
 //! Counts of the index entries that point into each segment.
 //!
-//! Every write changes two of these numbers: that of the segment it is appended to, and that of the
-//! segment with the version that it replaces. So each lane counts for itself, and only the sum over
-//! all lanes has a meaning.
+//! Every write changes two of these numbers: that of the segment to which it is appended, and that
+//! of the segment with the version that it replaces. Each lane therefore has counters of its own,
+//! and only the sum over all lanes is meaningful.
 
 use std::cell::Cell;
 
@@ -55,7 +55,7 @@ thread_local! {
     static LANE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Makes this thread count as the lane with this number. Other threads may count with a lane.
+/// Assigns this thread to the lane with this number for counting. Several threads may share a lane.
 pub(crate) fn counts_as(lane: u16) {
     LANE.set(lane.into());
 }
@@ -75,7 +75,7 @@ impl LiveCounts {
         LiveCounts((0..lanes.max(1)).map(|_| counts()).collect())
     }
 
-    /// Like [`LiveCounts::new`]. Other tasks of the lane get their turn meanwhile.
+    /// Makes counts like [`LiveCounts::new`]. Other tasks of the lane run meanwhile.
     pub(super) async fn in_turns(segments: u32, lanes: usize) -> Self {
         let mut all = Vec::new();
         for _ in 0..lanes.max(1) {
@@ -134,7 +134,7 @@ mod tests {
         on(0).add(1, Live { blocks: 3, dirty: 2, kept: 1 }.packed(), Ordering::Relaxed);
         on(1).sub(1, Live::one(true, 1).packed(), Ordering::SeqCst);
         assert_eq!(of(), Live { blocks: 2, dirty: 1, kept: 0 });
-        // Seen between the two steps of another lane.
+        // A reader sees this between the two steps of another lane.
         on(1).sub(1, Live::DIRTY * 2 + Live::KEPT, Ordering::Relaxed);
         assert_eq!(of(), Live { blocks: 2, dirty: 0, kept: 0 });
         on(0).add(1, Live::DIRTY * 3 + Live::KEPT * 2, Ordering::Relaxed);

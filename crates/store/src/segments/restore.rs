@@ -14,8 +14,8 @@ use super::{
 };
 
 impl Segments {
-    /// Like [`Segments::new`], but no segment is free before [`Segments::restored`]. Other tasks of
-    /// the lane get their turn meanwhile.
+    /// Makes segments like [`Segments::new`], but none is free before [`Segments::restored`]. Other
+    /// tasks of the lane run meanwhile.
     pub(crate) async fn in_turns(count: u32, lanes: usize, next_generation: Generation) -> Self {
         let all = count as usize;
         let tables = Tables {
@@ -41,8 +41,8 @@ impl Segments {
         self.restored(0..self.count());
     }
 
-    /// Restores the lives of some segments, in the order in which they were opened and after those
-    /// that were restored before. [`Segments::restored`] follows.
+    /// Restores the lives of some segments in the order of their opening, after those restored
+    /// before. [`Segments::restored`] must follow.
     pub(crate) fn restore(
         &self,
         lives: impl IntoIterator<Item = (SegmentId, SegmentSnapshot, RecordNumber)>,
@@ -63,8 +63,8 @@ impl Segments {
         }
     }
 
-    /// The lives of these segments are restored: those that are not in use are free. They are
-    /// behind all that are free already.
+    /// Ends the restoring of a range of segments: those that are not in use become free, after all
+    /// that are free already.
     pub(crate) fn restored(&self, among: Range<u32>) {
         let mut state = self.state.lock();
         let state = &mut *state;

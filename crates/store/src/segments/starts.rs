@@ -1,11 +1,11 @@
-//! Starts of some records of each segment, so that reclaim reads headers from several places at
-//! once: a header only locates the next one. Known for segments that were opened since the start;
-//! 36 bytes for each.
+//! Starts of some records of each segment, so that reclaim can read headers from several positions
+//! at once: a header only locates the next one. Known for segments that were opened since the cache
+//! was opened; takes 36 bytes per segment.
 
 use forebay_core::SegmentId;
 use forebay_lane::turns;
 
-/// Starts that are kept of a segment, evenly spread over its records.
+/// Number of starts that are kept per segment, evenly spread over its records.
 const MOST: usize = 16;
 
 /// The starts of a segment: those of each `2^spread`-th record.
@@ -35,7 +35,8 @@ impl Starts {
             }
             (self.kept, self.spread) = (MOST as u8 / 2, self.spread + 1);
         }
-        // With twice the spread this record is still one of those that are kept: MOST is even.
+        // With twice the spread this record is still among those that are kept, because `MOST` is
+        // even.
         self.at[usize::from(self.kept)] = start;
         self.kept += 1;
     }
@@ -49,17 +50,17 @@ impl RecordStarts {
         RecordStarts(vec![Starts::default(); segments as usize].into())
     }
 
-    /// Like [`RecordStarts::new`]. Other tasks of the lane get their turn meanwhile.
+    /// Makes an empty set like [`RecordStarts::new`]. Other tasks of the lane run meanwhile.
     pub(super) async fn in_turns(segments: u32) -> Self {
         RecordStarts(turns::filled(segments as usize, |_| Starts::default()).await.into())
     }
 
-    /// Forgets those of a segment, which is opened.
+    /// Forgets the starts of a segment that is opened.
     pub(super) fn clear(&mut self, segment: SegmentId) {
         self.0[segment.0 as usize] = Starts::default();
     }
 
-    /// Notes the next record of a segment, by its first granule.
+    /// Adds the next record of a segment, by its first granule.
     pub(super) fn add(&mut self, segment: SegmentId, start: u32) {
         self.0[segment.0 as usize].add(start);
     }

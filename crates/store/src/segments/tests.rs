@@ -68,7 +68,7 @@ fn segments_that_are_withheld_are_for_background_work() {
     let segments = eight();
     let opens = |reserve| segments.open(reserve, (0, 1), true).is_some();
     segments.withhold_beyond(3);
-    // One in reserve and five withheld.
+    // One segment stays in reserve, and five are withheld.
     assert_eq!([(); 3].map(|()| opens(1)), [true, true, false]);
     assert!(opens(0) && segments.free_count() == 5);
     segments.withhold(0);
@@ -115,7 +115,7 @@ fn closed_segments_are_listed_with_their_age_and_use() {
     assert_eq!(seen, [(second, 2, false, false), (third, 3, true, true)]);
     assert!(listed.iter().all(|it| it.live == Live::one(true, 1)));
 
-    // Not while its records are being written.
+    // A segment is not listed while its records are being written.
     let image = LogBuffer::new(4096);
     segments.attach_buffer(first, image.clone());
     segments.close(first);
@@ -249,7 +249,7 @@ fn a_checkpoint_sees_each_segment_as_recovery_has_to_treat_it() {
         let parts = [0..3, 3..7, 7..100].map(|part| segments.snapshot(RecordNumber(base), part));
         parts.iter().flatten().map(|it| it.state).collect()
     };
-    // Open without a record, closed, being reclaimed, draining: with records 1 to 3.
+    // In this order: open without a record, closed, being reclaimed, draining; with records 1 to 3.
     let quiet = open(&segments);
     let ids: Vec<_> = (1..=3).map(|number| with_record(&segments, number, 40)).collect();
     for segment in &ids {
@@ -267,7 +267,7 @@ fn a_checkpoint_sees_each_segment_as_recovery_has_to_treat_it() {
     let life = segments.snapshot(RecordNumber(3), 1..2)[0];
     assert_eq!((life.generation, life.position), (Generation(11), 40));
 
-    // A free segment has nothing to replay, whatever its content.
+    // A free segment is not replayed, whatever its content.
     segments.checkpoint_durable(RecordNumber(3));
     assert_eq!(segments.free_drained(0, 0, NO_READER), (1, false));
     assert_eq!(states(0)[3], Free);

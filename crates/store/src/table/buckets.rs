@@ -1,6 +1,6 @@
 //! The memory of a table: buckets of eight words, each on a CPU cache line of its own. The words
-//! are atomic, because some are read without the table's lock; such a reader must find out whether
-//! they changed meanwhile.
+//! are atomic, because some readers do not hold the table's lock; such a reader must detect whether
+//! the words have changed meanwhile.
 
 #[cfg(not(feature = "loom"))]
 use std::alloc::{Layout as Memory, handle_alloc_error};
@@ -27,14 +27,14 @@ type BucketWords = forebay_device::Words;
 /// Eight words in a cache line; 0 is an unused word.
 pub(super) type Bucket = [AtomicU64; LANES];
 
-/// Buckets, in huge pages if there are many. The system gives their memory when it is first written
-/// to; the allocator would write zeroes into memory with more alignment than its own. A clone
-/// refers to the same ones.
+/// Buckets, in huge pages if there are many. The system provides their memory at the first write;
+/// the allocator would write zeroes into memory with more alignment than its own. A clone refers to
+/// the same buckets.
 #[derive(Clone, Debug)]
 pub(crate) struct Buckets(BucketWords);
 
 impl Buckets {
-    /// Returns `count` unused buckets. Without the memory for them, the process ends as for any
+    /// Returns `count` unused buckets. If there is no memory for them, the process ends, as for any
     /// allocation.
     #[cfg(not(feature = "loom"))]
     pub(super) fn unused(count: usize) -> Self {
@@ -84,7 +84,7 @@ impl Buckets {
     pub(super) fn change_all(&self, change: impl Fn(u64) -> u64) {
         for word in self.iter().flatten() {
             let before = word.load(Ordering::Relaxed);
-            // Pages that have never been written to have no memory yet.
+            // Skips pages that were never written, because they have no memory yet.
             if before != 0 {
                 word.store(change(before), Ordering::Relaxed);
             }

@@ -2,7 +2,7 @@
 
 use forebay_core::Slot;
 
-/// The largest rank. Ranks are 0 to 15 in the replacement policy's own measure; at 0 the policy no
+/// The largest rank. Ranks are 0 to 15 on the replacement policy's own scale; at 0 the policy no
 /// longer keeps the block.
 pub const RANK_MAX: u8 = 15;
 

@@ -82,7 +82,7 @@ pub struct LocalKey(pub(super) u64);
 pub struct Placed {
     /// Number of the shard.
     pub shard: u32,
-    /// The key within it.
+    /// The key within the shard.
     pub key: LocalKey,
 }
 
@@ -147,12 +147,12 @@ impl TableGeometry {
         geometry.widened(key_bits)
     }
 
-    /// Returns the same geometry for addresses below 2^`address_bits`. It has the same places for
-    /// the same addresses, and perhaps fewer bits of check; never more, and for fewer bits than it
-    /// has now it stays as it is.
+    /// Returns the same geometry for addresses below 2^`address_bits`. Addresses keep their places;
+    /// checks may have fewer bits, never more. If it already has as many address bits, it stays
+    /// unchanged.
     ///
     /// # Errors
-    /// These are more than 56 bits, or fewer than [`CHECK_BITS_MIN`] bits remain for the check.
+    /// `address_bits` is above 56, or fewer than [`CHECK_BITS_MIN`] bits remain for the check.
     pub fn widened(mut self, address_bits: u32) -> Result<Self, GeometryError> {
         in_range("the address", address_bits.max(1), 1, KEY_BITS_MAX)?;
         self.address_bits = self.address_bits.max(address_bits);
@@ -178,7 +178,7 @@ impl TableGeometry {
         Ok(self)
     }
 
-    /// Returns the same geometry with another permutation: only a client that knows `seed` could
+    /// Returns the same geometry with another permutation. Only a client that knows `seed` can
     /// choose addresses that crowd into one shard.
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.permutation = Permutation::new(self.key_bits, seed);
@@ -405,7 +405,7 @@ mod tests {
         }
     }
 
-    /// Filesystems have their own data at regular distances.
+    /// Filesystems store data at regular distances.
     #[test]
     fn addresses_with_different_high_bits_are_in_different_shards() {
         let geometry = TableGeometry::new(1 << 16, 16, 21, 16).and_then(|it| it.widened(34));

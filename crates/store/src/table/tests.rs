@@ -46,7 +46,7 @@ impl Index {
         self.tables.iter().map(Table::overflowing).sum()
     }
 
-    /// Fails unless the content is exactly the model's, by scan and by lookup.
+    /// Checks that the content equals the model exactly, by scan and by lookup.
     fn assert_holds(&mut self, model: &HashMap<u64, Entry>) {
         let mut seen = HashMap::new();
         for (shard, table) in self.tables.iter().enumerate() {
@@ -87,7 +87,7 @@ fn plain(slot: u64) -> Entry {
 
 /// Distinct random addresses.
 fn addresses(count: u64, key_bits: u32, seed: u64) -> Vec<u64> {
-    // A permutation, so that they are distinct without a set to check them against.
+    // A permutation makes the numbers distinct without a set to check.
     let permutation = permutation::Permutation::new(key_bits, !seed);
     (0..count).map(|x| permutation.forward(x)).collect()
 }
@@ -107,7 +107,7 @@ fn behaves_as_a_map_under_random_operations() {
     for (case, (entries, shards, key_bits)) in shapes.into_iter().enumerate() {
         let mut random = fastrand::Rng::with_seed(case as u64);
         let mut index = Index::with(entries, shards, key_bits);
-        // Half as many again as fit, so that the table fills and refuses.
+        // Half as many again as fit, so that the table becomes full and refuses entries.
         let pool = addresses((entries + entries / 2 + 1).min(1 << key_bits), key_bits, 5);
         let mut model: HashMap<u64, Entry> = HashMap::new();
         for step in 0..100_000u32 {
@@ -326,7 +326,7 @@ fn checks_are_compared_at_the_width_of_the_geometry() {
     }
 }
 
-/// A checkpoint is read by the order of its shards, also by a later program.
+/// A checkpoint is read in the order of its shards, also by a later program.
 #[test]
 fn a_block_is_in_the_same_shard_in_every_program() {
     let shards = |seed| {

@@ -21,7 +21,7 @@ fn volume(world: &World, store: &Rc<StoreLane>) -> VolumeSpace {
     world.add_volume(store, "v", Mode::Writeback, 4096, &[])
 }
 
-/// The headers of a device with the pages that they are in.
+/// Returns the headers on a device with the pages that contain them.
 fn headers(content: &[u8]) -> Vec<(usize, RecordHeader)> {
     let geometry = Geometry::plan(BYTES as u64, BlockSize::DEFAULT, 512, None).expect("a plan");
     let pages = content.chunks_exact(PAGE).enumerate();
@@ -45,7 +45,7 @@ fn a_record_that_recovery_did_not_see_never_counts() {
         let store = open(&world);
         let space = volume(&world, &store);
         world.checkpoint(&store, false);
-        // Background work opens a segment first each time, so that clients come to the same one
+        // Background work opens a segment first each time, so that clients get the same segment
         // again.
         append_as(Class::Background, &store, &space, 50, (1, true, None));
         world.commit(&store);
@@ -59,7 +59,7 @@ fn a_record_that_recovery_did_not_see_never_counts() {
         let records = headers(&world.disk.content());
         let (last, stale) = records.iter().max_by_key(|(_, it)| it.number).expect("three").clone();
         let segment = stale.segment;
-        // Crash 1: of these only the last record has reached the device.
+        // Crash 1: only the last of these records has reached the device.
         for (page, _) in records.iter().filter(|(page, it)| it.segment == segment && *page < last) {
             let old = before[page * PAGE..][..PAGE].to_vec();
             world.disk.edit(*page, |content| content.copy_from_slice(&old));
@@ -116,7 +116,7 @@ fn no_number_sequence_or_generation_is_given_out_twice() {
             assert!(newest.generation > generations, "a generation was used again");
             (numbers, sequences, generations) =
                 (newest.number.0, entries[0].sequence, newest.generation);
-            // A crash that leaves nothing of it.
+            // A crash that keeps none of the writes.
             if round % 2 == 0 {
                 world.disk.overwrite(&before);
             }
@@ -125,7 +125,7 @@ fn no_number_sequence_or_generation_is_given_out_twice() {
     }
 }
 
-/// Openings beyond 31 bits: caches that are written to for long, or crash often.
+/// Openings beyond 31 bits, for caches that are written for a long time or crash often.
 #[test]
 fn generations_go_on_beyond_31_bits() {
     for world in World::both(BYTES) {
@@ -178,8 +178,8 @@ fn superblock(world: &World) -> Superblock {
     Superblock::choose(&content[..PAGE], &content[64 << 10..][..PAGE]).expect("a superblock")
 }
 
-/// A record is lost that later ones prove: every volume that it may have been about is damaged,
-/// until that is acknowledged for this very volume.
+/// A lost record that later ones prove damages every volume that it may have contained, until the
+/// damage is acknowledged for that volume.
 #[test]
 fn damage_is_durable_and_a_matter_of_each_volume() {
     let world = World::new(BYTES);
@@ -192,11 +192,11 @@ fn damage_is_durable_and_a_matter_of_each_volume() {
     append(&store, &b, 0, 2, true, None);
     world.commit(&store);
     let lost = headers(&world.disk.content()).last().expect("a record").0;
-    // It made the block dirty before it came into its mode, and may not have been drained.
+    // The volume made the block dirty before it entered its mode, and may not have been drained.
     world.change_volumes(&store, |volumes| {
         volumes.iter_mut().filter(|it| it.name == "b").for_each(|it| it.mode = Mode::Writethrough);
     });
-    // With another UUID, as those of a copied cache get it, a volume is as old as before.
+    // A volume with another UUID, as in a copied cache, is still as old as before.
     world.change_volumes(&store, |volumes| {
         let own = volumes.iter_mut().filter(|it| it.name == "v");
         own.for_each(|it| it.uuid = Uuid::from_u128(99));
@@ -223,7 +223,8 @@ fn damage_is_durable_and_a_matter_of_each_volume() {
     let space = store.store().space_of(through.id).expect("there");
     assert_eq!(first_byte(&world, &store, &space, 0), None, "a clean copy may be out of date");
     assert_ne!(superblock(&world).incompat & 8, 0);
-    // The log no longer shows it, and it is still known; acknowledging one leaves the other.
+    // The log no longer shows the damage, but it is still recorded; acknowledging one volume leaves
+    // the other damaged.
     for clean in [false, true] {
         drop(world.open(StoreOptions::default()).expect("it opens"));
         let (store, report) = world.open(StoreOptions::default()).expect("it opens");
@@ -300,12 +301,12 @@ fn a_checkpoint_beyond_repair_is_rebuilt_from_the_log() {
         let wanted = if block == 9 { None } else { Some(2) };
         assert_eq!(first_byte(&world, &store, &b, block), wanted);
     }
-    // Every record since the volumes were made is there, so they cannot miss anything.
+    // All records since the creation of the volumes exist, so the volumes cannot have lost data.
     assert!([a.id, b.id].iter().all(|id| store.store().damage_of(*id).is_none()));
     append(&store, &a, 0, 9, true, None);
     world.commit(&store);
     drop(store);
-    // After a crash numbers are skipped: recovery cannot tell whether they were records.
+    // Numbers are skipped after a crash, because recovery cannot tell whether records had them.
     drop(open(&world));
     for page in checkpoint_pages(&world) {
         world.disk.edit(page, |content| content.fill(0x5a));
@@ -316,7 +317,8 @@ fn a_checkpoint_beyond_repair_is_rebuilt_from_the_log() {
     assert!([a.id, b.id].iter().all(|id| store.store().damage_of(*id).is_some()));
 }
 
-/// A volume number may be used again once nothing in the log can be taken for the new volume's.
+/// A volume number may be used again once no record in the log can be taken for one of the new
+/// volume.
 #[test]
 fn volume_numbers_are_used_again() {
     let world = World::new(BYTES);
@@ -343,8 +345,8 @@ fn volume_numbers_are_used_again() {
     assert_eq!(first_byte(&world, &store, &space, 0), None);
 }
 
-/// Any page of a superblock or volume table is lost at any moment, also between the writes of a
-/// change: the cache opens, has every change that has ended, and can lose the next page.
+/// Loses any page of a superblock or volume table at any moment, also between the writes of a
+/// change. The cache opens, has every completed change, and tolerates the next lost page.
 #[test]
 fn no_root_is_the_only_one_at_any_moment() {
     let world = World::new(BYTES);

@@ -1,7 +1,8 @@
 //! Caches that earlier releases wrote still open with all of their content (invariant 26).
 //!
-//! `golden/cache-*.img.zst` are devices as revision 6b960e7 left them, after a crash and after an
-//! orderly stop. They are never regenerated: `world::image` writes today's format.
+//! `golden/cache-*.img.zst` are devices in the state in which revision 6b960e7 left them, after a
+//! crash and after an orderly stop. They are never regenerated: `world::image` writes today's
+//! format.
 
 use std::io::Read;
 use std::path::PathBuf;

@@ -26,7 +26,7 @@ fn is_dirty(block: u64) -> bool {
     block.is_multiple_of(3)
 }
 
-/// A cache that was closed in order, and its volume's part of the index.
+/// Returns a cache that was closed in order, and its volume's part of the index.
 fn closed() -> (World, VolumeSpace) {
     closed_with(true)
 }
@@ -76,7 +76,7 @@ fn load_rest(world: &World, store: &Rc<StoreLane>) -> Result<(), StoreError> {
 /// The content of an index, by address.
 type Entries = BTreeMap<u64, (Entry, Option<SectorMask>)>;
 
-/// Everything that the index says, and the segments with blocks.
+/// Returns the content of the index, and the segments with blocks.
 fn everything(store: &Rc<StoreLane>) -> (Entries, Vec<String>) {
     let (mut all, mut masks) = (Vec::new(), Vec::new());
     for shard in 0..SHARDS {
@@ -181,7 +181,7 @@ fn writes_while_the_index_is_loaded_survive_a_crash() {
     }
 }
 
-/// Every kind of change, of blocks in the checkpoint and of others.
+/// Makes every kind of change to blocks in the checkpoint and to others.
 fn change(world: &World, store: &Rc<StoreLane>, space: &VolumeSpace, fill: u8) {
     let part = |sectors| Some(SectorMask::of(8, 0..sectors));
     for round in 0..2 {
@@ -237,7 +237,7 @@ fn changes_of_the_log_are_applied_to_each_shard() {
         load_rest(&world, &store).expect("it is intact");
         assert_eq!(everything(&store), at_once, "crash {round}");
         assert!(store.store().checkpoint_is_outdated());
-        // The next crash comes before that checkpoint.
+        // The next crash happens before that checkpoint.
         change(&world, &store, &space, 110 + 10 * round as u8);
     }
     let store = open(&world, 1);
@@ -249,7 +249,7 @@ fn changes_of_the_log_are_applied_to_each_shard() {
     assert_eq!(everything(&open(&world, u64::MAX)).0, before);
 }
 
-/// The records with data on a disk, with the pages of their headers, by number.
+/// Returns the records with data on a disk by number, with the pages of their headers.
 fn records(world: &World) -> BTreeMap<u64, (usize, Vec<DataEntry>)> {
     let (content, geometry) = (world.disk.content(), superblock(world).geometry);
     let pages = content.chunks_exact(PAGE).enumerate();
@@ -261,8 +261,8 @@ fn records(world: &World) -> BTreeMap<u64, (usize, Vec<DataEntry>)> {
     pages.filter_map(record).collect()
 }
 
-/// A crash drops the headers of two records and a cell of the one between them. Recovery goes on
-/// without them, and the cache is used; the next one must not count them either, although later
+/// A crash drops the headers of two records and a cell of the record between them. Recovery ignores
+/// these records, and the cache is used. The next recovery must ignore them as well, although later
 /// records prove all others durable.
 #[test]
 fn a_second_recovery_decides_as_the_first_one_did() {
@@ -324,7 +324,7 @@ fn a_second_recovery_decides_as_the_first_one_did() {
     }
 }
 
-/// The next recovery would take its records for those of a new volume.
+/// A recovery would otherwise take records of the old volume for those of a new one.
 #[test]
 fn the_number_of_a_volume_in_the_log_rests_after_a_crash() {
     let (world, _) = closed();
@@ -406,7 +406,7 @@ fn another_order_of_the_entries_is_loaded_at_once() {
 #[test]
 fn a_damaged_chunk_is_rebuilt_and_two_count_as_a_failed_device() {
     for damaged in [1, 2] {
-        // Masks, which are loaded first, would show the damage at once.
+        // Masks are loaded first and would show the damage at once.
         let (world, space) = closed_with(false);
         let first = checkpoint_page(&world) + 1;
         let store = open(&world, 1);
@@ -430,7 +430,7 @@ fn a_damaged_chunk_is_rebuilt_and_two_count_as_a_failed_device() {
             }
         }
         drop(store);
-        // The log has everything, and the next opening knows that it needs it.
+        // The log has all data, and the next opening knows that it must be read.
         let (store, report) = world.open(options(1)).expect("it opens");
         assert_eq!(report.blocks, BLOCKS);
         assert!(store.store().is_loaded());

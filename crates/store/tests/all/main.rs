@@ -1,4 +1,5 @@
-//! Tests of the store on devices in RAM. One program, because each takes as long to build.
+//! Tests of the store on devices in RAM. They are one program, because each program takes as long
+//! to build.
 
 mod crashes;
 mod golden;

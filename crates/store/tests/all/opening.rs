@@ -24,7 +24,7 @@ fn superblock(world: &World) -> Superblock {
     Superblock::choose(&content[..PAGE], &content[64 << 10..][..PAGE]).expect("a superblock")
 }
 
-/// The headers of records on a device with the pages that they are in.
+/// Returns the headers of records on a device with the pages that contain them.
 fn records(world: &World) -> Vec<(usize, RecordHeader)> {
     let content = world.disk.content();
     let geometry = Geometry::plan(content.len() as u64, BlockSize::DEFAULT, 512, None);
@@ -141,8 +141,8 @@ fn segments_are_free_again_unless_something_points_into_them() {
         let ordered = world.add_volume(&store, "ordered", Mode::Writeback, 4096, &settings);
         store.store().begin_ordered(ordered.id);
         let cells = store.store().cells_per_segment();
-        // The first segment has nothing in the end, the second one nothing but older versions of an
-        // ordered volume, and the third one the newest of everything.
+        // At the end the first segment is empty, the second one has only older versions of an
+        // ordered volume, and the third one has the newest versions of all blocks.
         let appended = |space: &VolumeSpace, blocks, fill| {
             for block in 0..blocks {
                 append(&store, space, block, fill, block % 3 == 0, None);
@@ -260,7 +260,7 @@ fn clean_copies_that_are_distrusted_are_dropped_once() {
     world.commit(&store);
     let inner = store.clone();
     assert!(world.block_on(async move { inner.distrust_clean().await }));
-    // One that began before the device failed.
+    // A checkpoint that began before the device failed.
     world.checkpoint(&store, false);
     drop(store);
     let (store, report) = world.open(StoreOptions::default()).expect("it opens");
@@ -285,8 +285,8 @@ fn a_last_header_that_cannot_be_read_may_have_been_a_record() {
     assert!((damage.first..damage.first + damage.count).contains(&header.number.0), "{damage:?}");
 }
 
-/// The newest record is the first of its segment. Of that neither the opening nor the header can be
-/// read, so nothing shows that it was opened at all.
+/// The newest record is the first of its segment. Neither the opening nor the header can be read,
+/// so nothing shows that the segment was opened.
 #[test]
 fn a_segment_without_its_beginning_may_have_had_the_last_record() {
     let world = World::new(BYTES);
@@ -354,7 +354,7 @@ fn a_segment_is_opened_again_if_only_its_first_record_says_so() {
         number: RecordNumber(header.number.0 + 1),
         durable_through: header.number,
     };
-    // Of a life before that in the checkpoint, and of one after it.
+    // One generation before that in the checkpoint, and one after it.
     for (generation, replayed) in [(Generation(0), 0), (generation, 1)] {
         let world = World::on(&content);
         world.disk.edit(first, |page| {
@@ -377,7 +377,7 @@ fn copies_that_cannot_be_used_are_in_the_report() {
     }
 }
 
-/// Every segment may have been opened once more than any header tells.
+/// Every segment may have been opened once more than its headers show.
 #[test]
 fn a_rebuilt_cache_leaves_out_the_generations_that_nobody_saw() {
     let (_, content, _) = image::make(End::Crash);
@@ -412,7 +412,7 @@ fn the_superblock_describes_the_table_that_recovery_found() {
     let pages = [COPY_A, COPY_B, areas[0], areas[1]].map(|at| at as usize / PAGE);
     let is_ordered = |bit: u64| bit & superblock::ORDERED != 0;
     let mut opened = 0;
-    // Each page is as it is now, as it was, or zeroed.
+    // Each page has its present content, its former content, or zeroes.
     for case in 0..3usize.pow(4) {
         let mut content = after.clone();
         for (digit, page) in pages.into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Volumes come, grow and go: their addresses in the index are used again, and there is room for
-//! large ones beside others.
+//! Volumes are created, grow and are deleted: their addresses in the index are used again, and
+//! large volumes find room beside others.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -32,8 +32,8 @@ fn space_of(store: &Rc<StoreLane>, space: &VolumeSpace) -> VolumeSpace {
     store.store().space_of(space.id).expect("it is there")
 }
 
-/// The index has addresses for a few such volumes. At every moment one block of each of two
-/// neighbours stays, and after a crash too.
+/// The index has addresses for only a few such volumes. One block of each of two neighbours stays
+/// cached at every moment, and after a crash.
 #[test]
 fn addresses_of_deleted_volumes_are_used_again_without_end() {
     let world = World::new(BYTES);
@@ -70,7 +70,7 @@ fn addresses_of_deleted_volumes_are_used_again_without_end() {
     }
 }
 
-/// A request that could not be waited for may insert a block of a deleted volume at any time.
+/// A request that did not end in time may insert a block of a deleted volume at any moment.
 #[test]
 fn addresses_are_not_given_away_while_something_uses_them() {
     let world = World::new(BYTES);
@@ -152,7 +152,7 @@ fn the_index_gets_room_for_a_large_volume_beside_others() {
     let large = space_of(&store, &large);
     assert!(far.iter().all(|it| first_byte(&world, &store, &large, *it) == Some(200)));
     assert_eq!(first_byte(&world, &store, &large, 3), Some(201));
-    // No index can tell that many apart, and nothing has changed.
+    // No index can distinguish that many addresses, and nothing has changed.
     let refused = world.block_on({
         let store = store.clone();
         async move { store.add_space(forebay_core::VolumeId(99), 1 << 44).await }
@@ -162,8 +162,8 @@ fn the_index_gets_room_for_a_large_volume_beside_others() {
     assert_eq!(first_byte(&world, &store, &large, 3), Some(201));
 }
 
-/// A checkpoint that has entries of before and after would compare checks of the latter with bits
-/// that they do not have.
+/// A checkpoint with entries from before and after the widening would compare checks with bits that
+/// the latter do not have.
 #[test]
 fn a_checkpoint_is_made_before_or_after_the_index_gets_room() {
     let world = World::new(BYTES);

@@ -1,5 +1,5 @@
-//! Room: a writer that finds none in the log takes none away from later ones, and a look-ahead may
-//! pass the end.
+//! Room in the log: a writer that finds none takes none away from later writers, and a look-ahead
+//! may pass the end.
 
 use forebay_core::{Mode, OriginBlock};
 use forebay_store::{Appended, Class, Condition, StoreOptions, Version};
@@ -23,14 +23,14 @@ fn segments_that_are_left_together_give_their_images_back() {
     };
     let cells = store.store().cells_per_segment();
 
-    // As long as the lane does not run nothing is written, and every segment keeps its image.
+    // While the lane does not run, nothing is written and every segment keeps its image.
     assert!((0..cells).all(|_| append(Class::Rewritten)));
     let room = in_a_row(Class::Foreground);
     assert!(room >= 2 * cells && room.is_multiple_of(cells), "{room}");
     world.commit(&store);
     assert_eq!(closed(), room / cells);
 
-    // Both open segments are full, and there is no image for another one.
+    // Both open segments are full, and no image is free for another one.
     assert!((0..room).all(|_| append(Class::Foreground)));
     assert!(!append(Class::Rewritten));
     world.commit(&store);
@@ -66,8 +66,8 @@ fn hints_may_point_behind_the_last_block() {
     }
 }
 
-/// Reclaim relies on this number when a part of the reserved segments is used: it must never
-/// promise too much.
+/// Reclaim relies on this number when it uses the reserved segments, so the number must never be
+/// too high.
 #[test]
 fn background_work_knows_its_room_without_another_segment() {
     let world = World::new(16 << 20);
@@ -86,7 +86,7 @@ fn background_work_knows_its_room_without_another_segment() {
             assert_eq!(opened, 0, "cell {round} of {cells} was not there");
             continue;
         }
-        // A record or the segment was full; commits cost cells, which are not promised.
+        // A record or the segment was full. Commits take cells, which the number does not include.
         if opened > 0 {
             assert!(round > store.store().cells_per_segment() / 2, "{round}");
             return;

@@ -1,5 +1,5 @@
-//! Damages every page of a cache in every way: the cache opens, and loses no more than the page's
-//! content.
+//! Damages every page of a cache in every way. The cache must open, and lose no more than the
+//! page's content.
 //!
 //! `FOREBAY_SWEEP=all` includes blank pages. `--nocapture` prints the counts.
 
@@ -44,7 +44,8 @@ impl Kind {
 
 /// The content of each page of an intact device.
 struct Pages {
-    /// Blocks by page: those in a cell, and those that a header or its marks are about.
+    /// Blocks by page: for a cell its block, and for a header or its marks the blocks that they
+    /// name.
     blocks: BTreeMap<usize, BTreeSet<(u16, u64)>>,
     /// Pages of records that no later record proves: damage to them looks like a torn write.
     unproven: BTreeSet<usize>,
@@ -95,7 +96,7 @@ struct Counts {
     like_a_torn_write: u64,
 }
 
-/// Differences that were not reported.
+/// Counts the differences that were not reported.
 fn judge(
     world: &World,
     model: &Model,
@@ -116,7 +117,7 @@ fn judge(
         let key = volume.map(|volume| (volume.id.0, it.block));
         key.is_some_and(|key| pages.blocks.get(&page).is_some_and(|blocks| blocks.contains(&key)))
     };
-    // A clean block that is not there comes from the origin.
+    // A clean block that is absent is read from the origin.
     let found = differences(world, &store, model).into_iter();
     let found: Vec<Difference> = found.filter(|it| it.what != CLEAN_MISSING).collect();
     let beyond: Vec<_> = found.iter().filter(|it| !held(it)).collect();
@@ -135,7 +136,7 @@ fn judge(
     Ok(())
 }
 
-/// Whether a check says that records are lost, as recovery will.
+/// Returns whether a check reports lost records, as recovery will.
 fn lost_by_check(world: &World) -> bool {
     let (lane, device) = (world.lane.clone(), world.disk.device.clone());
     let report = world.block_on(async move {

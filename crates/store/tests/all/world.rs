@@ -17,7 +17,7 @@ use forebay_store::{
 };
 use forebay_testkit::{Disk, LaneWorld};
 
-/// A block as the cache has it.
+/// A block and its state in the cache.
 pub struct Cached {
     pub content: IoBuf,
     pub dirty: bool,
@@ -27,9 +27,9 @@ pub struct Cached {
 pub struct World {
     base: LaneWorld,
     pub disk: Disk,
-    /// Whether caches are opened before their indexes are loaded, where that is possible.
+    /// Whether caches are opened before their indexes are loaded, if possible.
     pub loads_later: bool,
-    /// Number of caches that were loaded later.
+    /// Number of caches that were opened before their indexes were loaded.
     pub loaded_later: Cell<u32>,
 }
 
@@ -127,7 +127,7 @@ impl World {
         changed.expect("there is room");
     }
 
-    /// Adds a volume of `blocks` blocks, and gives its part of the index.
+    /// Adds a volume of `blocks` blocks, and returns its part of the index.
     pub fn add_volume(
         &self,
         store: &Rc<StoreLane>,
@@ -202,14 +202,15 @@ impl World {
         self.change_volumes(store, |volumes| volumes.clear());
     }
 
-    /// Deletes a volume with everything that the cache has of it.
+    /// Deletes a volume with all of its blocks in the cache.
     pub fn delete_volume(&self, store: &Rc<StoreLane>, space: &VolumeSpace) {
         let (inner, space) = (store.clone(), *space);
         self.change_volumes(store, move |volumes| volumes.retain(|it| it.id != space.id));
         self.block_on(async move { inner.remove_space(&space).await });
     }
 
-    /// The content of a block, if the cache has it; `Err`: it has it and cannot read it.
+    /// Returns the content of a block, if the cache has it; `Err` if the block is cached but
+    /// unreadable.
     pub fn read(
         &self,
         store: &Rc<StoreLane>,
@@ -237,7 +238,7 @@ pub fn version(
     Version { space, block: OriginBlock(block), dirty, mask, rank: 1, condition }
 }
 
-/// Appends a version of a block that consists of `fill`.
+/// Appends a version of a block that is filled with `fill`.
 pub fn append(
     store: &Rc<StoreLane>,
     space: &VolumeSpace,
@@ -249,7 +250,7 @@ pub fn append(
     append_as(Class::Foreground, store, space, block, (fill, dirty, mask));
 }
 
-/// Like [`append`], to the segment of that class.
+/// Appends like [`append`], to the segment of this class.
 pub fn append_as(
     class: Class,
     store: &Rc<StoreLane>,

@@ -24,13 +24,13 @@ impl Bench {
         self.queue.add(OriginBlock(block), version(sequence)).map(|left| left.sequence)
     }
 
-    /// The highest sequence so far is this one.
+    /// Takes a cut at this highest sequence.
     fn cut(&self, sequence: u64) -> u64 {
         self.index.raise_sequence(sequence);
         self.queue.cut(&self.index, Nanos(1))
     }
 
-    /// Blocks and sequences of the group in front, and whether to settle before it.
+    /// Returns blocks and sequences of the front group, and whether to settle before it.
     fn front(&self) -> Option<(Vec<(u64, u64)>, bool)> {
         let front = self.queue.front()?;
         let versions = front.versions.iter().map(|(block, it)| (block.0, it.sequence)).collect();

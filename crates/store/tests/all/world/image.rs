@@ -9,7 +9,7 @@ use forebay_store::{StoreLane, StoreOptions, VolumeSpace};
 
 use super::{Cached, World, append};
 
-/// Size of the device: 16 segments of 256 KiB and little more.
+/// Size of the device: a little more than 16 segments of 256 KiB.
 pub const BYTES: usize = 5 << 20;
 const BLOCKS: u64 = 1024;
 const VOLUMES: [&str; 3] = ["dirty", "ordered", "clean"];
@@ -23,7 +23,7 @@ pub struct Expected {
     pub sectors: u32,
 }
 
-/// The way in which the last user of the cache ended.
+/// How the last user of the cache ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Crash,
@@ -87,8 +87,8 @@ impl Maker<'_> {
     }
 }
 
-/// Makes the cache. Returns the device before the last steps, the device at the end, and its
-/// content.
+/// Makes the cache. Returns the device before the last steps, the device at the end, and the
+/// content of the cache.
 pub fn make(end: End) -> (Vec<u8>, Vec<u8>, Model) {
     let world = World::new(BYTES);
     let (store, _) = world.open(StoreOptions::default()).expect("just formatted");
@@ -134,7 +134,7 @@ pub fn make(end: End) -> (Vec<u8>, Vec<u8>, Model) {
     (before, world.disk.content(), it.model)
 }
 
-/// A block that is not as it should be.
+/// A block that differs from its expected state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub volume: String,
