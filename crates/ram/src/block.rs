@@ -1,4 +1,4 @@
-//! Blocks, the regions that they are written down in, and the parts of requests that lie in one
+//! Blocks, the regions in which they are written down, and the parts of requests that lie in one
 //! block.
 
 use std::ops::{Range, RangeInclusive};
@@ -66,8 +66,8 @@ impl Default for RamBlock {
 pub(crate) struct RamBlockNumber(pub(crate) u64);
 
 impl RamBlockNumber {
-    /// Returns 64 well-mixed bits: the lowest 40 choose the place in a shard's index, and some
-    /// above the guard.
+    /// Returns 64 well-mixed bits: the lowest 40 choose the entry in a shard's index, and some of
+    /// the others the guard.
     pub(crate) fn hash(self) -> u64 {
         Key(self.0).spread()
     }
@@ -116,7 +116,8 @@ pub(crate) enum TierChange {
 }
 
 impl TierChange {
-    /// Returns whether this range of a region changes as a whole, without a token for each block.
+    /// Returns whether this range of a region is changed as a whole, without a token for each
+    /// block.
     pub(crate) fn is_of_region(self, range: &Range<u64>) -> bool {
         self == TierChange::Zeroes && is_whole(range)
     }

@@ -9,17 +9,17 @@ use crate::index::Frame;
 /// Bytes of a block's number.
 const NUMBER: usize = 8;
 
-/// Bit of the number's last byte that tells whether the block was used: no number needs it.
+/// Bit of the number's last byte that records whether the block was used; no block number needs it.
 const USED: u8 = 0x80;
 
-/// States of a block's sectors, one bit for each, the first one lowest.
+/// States of a block's sectors, one bit for each, lowest bit for the first sector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sectors {
     /// Reads may be served from the frame.
     pub(crate) valid: u128,
-    /// Sectors whose data only the frame has.
+    /// Sectors whose data only the frame has; the lower tier lacks it.
     pub(crate) dirty: u128,
-    /// The data is being written to the lower tier, or replaced there.
+    /// Sectors whose data is being written to the lower tier or replaced there.
     pub(crate) writing: u128,
 }
 
@@ -29,7 +29,7 @@ impl Sectors {
         self.held() != 0
     }
 
-    /// Returns the sectors for which the block must stay.
+    /// Returns the sectors because of which the block must stay.
     pub(crate) fn held(&self) -> u128 {
         self.dirty | self.writing
     }
@@ -58,7 +58,7 @@ impl FrameContents {
         self.bytes.len()
     }
 
-    /// Returns where the content of a frame is, to prefetch it.
+    /// Returns the address of a frame's content record, for a prefetch.
     pub(crate) fn spot(&self, frame: Frame) -> Spot {
         Spot::of(&self.bytes[self.start(frame)])
     }
@@ -73,7 +73,7 @@ impl FrameContents {
         RamBlockNumber(u64::from_le_bytes(number))
     }
 
-    /// Notes that the block in a frame was used after it had entered.
+    /// Marks the block in a frame as used since it entered.
     #[inline]
     pub(crate) fn note_use(&mut self, frame: Frame) {
         let at = self.start(frame) + NUMBER - 1;
@@ -82,7 +82,7 @@ impl FrameContents {
         }
     }
 
-    /// Returns whether the block in a frame was used after it had entered.
+    /// Returns whether the block in a frame was used since it entered.
     pub(crate) fn was_used(&self, frame: Frame) -> bool {
         self.bytes[self.start(frame) + NUMBER - 1] & USED != 0
     }

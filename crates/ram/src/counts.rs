@@ -1,6 +1,6 @@
 //! Counts of a tier.
 
-/// Counts since the tier was made, in blocks where not stated otherwise.
+/// Counts since the tier was made, in blocks unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierCounts {
     /// Read from RAM.
@@ -17,7 +17,7 @@ pub struct TierCounts {
     pub offers: u64,
     /// RAM used beside the data, in bytes.
     pub overhead_bytes: u64,
-    /// Bytes deferred now: only RAM has them.
+    /// Bytes that are deferred now: only RAM has them.
     pub deferred_bytes: u64,
     /// Bytes written to RAM as deferred writes.
     pub deferred_written_bytes: u64,
@@ -30,12 +30,12 @@ pub struct TierCounts {
     pub written_down_bytes: u64,
     /// Bytes among these that were written down early because space ran short.
     pub urgent_bytes: u64,
-    /// Requests in which data was written down.
+    /// Requests by which data was written down.
     pub write_downs: u64,
-    /// Requests among these whose data waited for longer than the time allowed.
+    /// Requests among these with data older than the age limit.
     pub late_write_downs: u64,
     /// Requests that failed; their data is deferred again.
     pub failed_write_downs: u64,
-    /// Writes that waited for space.
+    /// Writes that had to wait for space.
     pub waits: u64,
 }

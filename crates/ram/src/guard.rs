@@ -1,4 +1,4 @@
-//! Guards: they tell whether a copy of the lower tier's data is certain to be current.
+//! Guards: they show whether a copy of the lower tier's data is certain to be current.
 //!
 //! While a write to the lower tier is in flight, a read may return old or new data, and the order
 //! in which two concurrent writes take effect is unknown. A copy made during that time could be
@@ -29,7 +29,7 @@ struct Guard {
 #[derive(Clone, Copy)]
 pub(crate) struct Guards {
     own: [Guard; GUARDS],
-    /// The guard of all blocks, for writes of zeroes to whole regions.
+    /// The guard of all blocks, used by writes of zeroes to whole regions.
     all: Guard,
 }
 
@@ -75,7 +75,8 @@ impl Guards {
         Token { undisturbed, ..self.token(block) }
     }
 
-    /// Ends a write. `true`: no other write was in flight, so the lower tier has this one's data.
+    /// Ends a write. Returns `true` if no other write was in flight, so that the lower tier has the
+    /// data of this one.
     pub(crate) fn end_write(&mut self, block: RamBlockNumber, token: Token) -> bool {
         let alone = token.undisturbed && self.token(block).epoch == token.epoch;
         let guard = self.of(block);
@@ -95,14 +96,14 @@ impl Guards {
         self.all.writers += 1;
     }
 
-    /// Ends such a write, which changed something or nothing.
+    /// Ends a write of zeroes to whole regions, whether or not it changed anything.
     pub(crate) fn end_write_of_many(&mut self) {
         self.all.epoch = self.all.epoch.wrapping_add(1);
         self.all.writers -= 1;
     }
 
-    /// Returns whether a write to the lower tier may be in flight: one to this block or to another
-    /// that has the same guard.
+    /// Returns whether a write to the lower tier may be in flight, to this block or to another
+    /// block with the same guard.
     pub(crate) fn is_written(&self, block: RamBlockNumber) -> bool {
         self.all.writers > 0 || self.own[Self::number(block)].writers > 0
     }

@@ -15,12 +15,12 @@ impl Frame {
 /// Maximum number of frames of a table.
 pub(crate) const MOST_FRAMES: u32 = (1 << FRAME_BITS) - 1;
 
-/// Bits of an entry for the frame's number plus one; the others hold a part of the hash, so that
-/// hardly any other frame is looked at.
+/// Bits of an entry for the frame's number plus one. The others hold a part of the hash, so that
+/// hardly any other frame is examined.
 const FRAME_BITS: u32 = 24;
 
-/// See the module. Collisions go to the next entry; at most three quarters of the entries are in
-/// use.
+/// See the module. An entry whose position is taken goes to the next free one; at most three
+/// quarters of the entries are in use.
 pub(crate) struct Index {
     entries: Box<[u32]>,
     len: usize,
@@ -47,7 +47,7 @@ impl Index {
         size_of_val(&*self.entries)
     }
 
-    /// Returns where the search for a hash begins, to prefetch it.
+    /// Returns the address at which the search for a hash begins, for a prefetch.
     pub(crate) fn spot(&self, hash: u64) -> Spot {
         Spot::of(&self.entries[self.first(hash)])
     }
@@ -61,12 +61,12 @@ impl Index {
         near.filter(same).map(|entry| Frame((entry & MOST_FRAMES) - 1)).next()
     }
 
-    /// Returns the first entry to look at. Bits 8 to 39 of the hash choose it.
+    /// Returns the first entry of the search. Bits 8 to 39 of the hash choose it.
     fn first(&self, hash: u64) -> usize {
         (hash >> 8) as u32 as usize & (self.entries.len() - 1)
     }
 
-    /// Returns the place of the entry for which `is_it` holds.
+    /// Returns the position of the entry for which `is_it` holds.
     fn place(&self, hash: u64, mut is_it: impl FnMut(Frame) -> bool) -> Option<usize> {
         let mut at = self.first(hash);
         loop {
@@ -111,7 +111,7 @@ impl Index {
             if next == 0 {
                 break;
             }
-            // An entry may fill the hole unless its first place lies behind the hole.
+            // An entry may fill the hole unless its search begins behind the hole.
             let first = self.first(hash_of(Frame((next & MOST_FRAMES) - 1)));
             if (at.wrapping_sub(first) & mask) >= (at.wrapping_sub(hole) & mask) {
                 self.entries[hole] = next;

@@ -8,16 +8,16 @@
 //! - `block`: blocks, regions, and the parts of a request
 //! - `index`: the frame of each block of a shard
 //! - `contents`: the content of a frame, and the states of its sectors
-//! - `guard`: which copies are certain to be current
-//! - `offer`: blocks that RAM gives up, for the lower tier
+//! - `guard`: whether a copy is certain to be current
+//! - `offer`: blocks that RAM evicts, for the lower tier
 //! - `shard`: a part of the blocks, under one lock
 //! - `counts`: counts of a tier
 //! - [`tier`]: all blocks of a volume, shared by its lanes
 //! - [`watch`]: counts and miss-ratio curve of client requests
 //! - `schedule`: when deferred data is written down
-//! - [`write_down`]: writes it down
+//! - [`write_down`]: writes deferred data to the lower tier
 //! - [`prefetch`]: reads blocks so that they are cached before a client asks for them
-//! - [`volume`]: the volume on one lane, as front ends see it
+//! - [`volume`]: the volume on one lane, in the form that front ends use
 //!
 //! A write goes to the lower tier before it is acknowledged, so a crash loses nothing here. If
 //! writes are deferred, a crash loses writes that neither a flush nor FUA has covered, like a disk

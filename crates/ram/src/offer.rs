@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use crate::block::RamBlockNumber;
 use crate::guard::Token;
 
-/// Maximum number of waiting offers. RAM gives up one block for each that enters, and passes offers
-/// on just after that.
+/// Maximum number of waiting offers. RAM evicts one block for each that enters, and passes offers
+/// on soon after that.
 const MOST_OFFERS: u64 = 16;
 
 /// Returns the most RAM that offers take, in bytes.
@@ -23,7 +23,7 @@ pub(crate) fn memory(block: u64) -> u64 {
 pub(crate) struct Offer {
     pub(crate) block: RamBlockNumber,
     pub(crate) data: IoBuf,
-    /// Tells whether a write has begun since then.
+    /// Shows whether a write has begun since the eviction.
     pub(crate) token: Token,
 }
 
@@ -39,7 +39,8 @@ pub(crate) struct Offers {
 impl Offers {
     /// Notes whether the lower tier can use offers at the moment.
     pub(crate) fn set_welcome(&self, welcome: bool) {
-        // Lanes share this cache line, and it rarely changes.
+        // The flag shares a cache line with other lanes and rarely changes, so it is written only
+        // when it does.
         if self.welcome.load(Ordering::Relaxed) != welcome {
             self.welcome.store(welcome, Ordering::Relaxed);
         }

@@ -8,15 +8,16 @@ use crate::block::{REGION_BYTES, RamBlock};
 use crate::index::MOST_FRAMES;
 use crate::offer;
 
-/// Upper limit of RAM per block beside its data, in bytes: the index at its emptiest, masks, and
-/// the policy with its ghosts.
+/// Upper limit of RAM per block in addition to its data, in bytes: the index at its emptiest,
+/// masks, and the policy with its ghosts.
 const BLOCK_OVERHEAD: u64 = 56;
-/// Upper limit of RAM per sector beside its data, in bytes: its bits in the masks.
+/// Upper limit of RAM per sector in addition to its data, in bytes: its bits in the masks.
 const SECTOR_OVERHEAD: f64 = 3.0 / 8.0;
-/// Upper limit of RAM per shard beside its blocks and the shadow caches of its policy, in bytes.
+/// Upper limit of RAM per shard in addition to its blocks and the shadow caches of its policy, in
+/// bytes.
 const SHARD_OVERHEAD: u64 = 104 << 10;
 /// Maximum number of shards of a tier, unless it has more blocks than they can hold. With this
-/// number two lanes rarely meet in one shard.
+/// number, lanes rarely need the same shard at the same time.
 const MOST_SHARDS: u64 = 64;
 /// Fewest blocks in a shard, if there is more than one. Each has a policy with memory of its own,
 /// and with fewer blocks that would evict much sooner than one policy for all of them.
@@ -34,7 +35,7 @@ pub struct TierOptions {
     pub block: RamBlock,
     /// The replacement policy.
     pub policy: ReplacementKind,
-    /// Strategy: the requests that are cached.
+    /// Strategy: which requests are cached.
     pub strategy: RamStrategy,
     /// Whether the data is locked in RAM, so that it is never swapped out.
     pub locked: bool,
@@ -57,8 +58,8 @@ impl TierOptions {
         self.bytes.saturating_add(overhead + offer::memory(self.block.bytes()))
     }
 
-    /// Returns the most RAM that a tier made with these options and with room for `room` bytes
-    /// takes, in bytes: see [`crate::Tier::with_room`].
+    /// Returns the most RAM in bytes of a tier that is made with these options and with room for
+    /// `room` bytes: see [`crate::Tier::with_room`].
     pub fn memory_with_room(&self, room: u64) -> u64 {
         self.memory_in(TierOptions { bytes: room, ..*self }.shards())
     }
@@ -75,13 +76,13 @@ impl TierOptions {
 /// Parameters of deferred writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deferral {
-    /// The time within which deferred data is written down.
+    /// The age limit of deferred data.
     pub within: Duration,
-    /// When it is written down.
+    /// When deferred data is written down.
     pub mode: WriteDown,
     /// Largest share of the tier that deferred data takes, in percent: 1 to 100.
     pub share: u8,
-    /// Whether flushes and FUA are ignored: for data that may be lost.
+    /// Whether flushes and FUA are ignored, which is for data that may be lost.
     pub ignore_flush: bool,
 }
 
@@ -92,7 +93,7 @@ impl Deferral {
     }
 }
 
-/// The requests that a strategy caches.
+/// Whether a strategy caches a request.
 pub(crate) trait Keeps {
     fn keeps_reads(self) -> bool;
     fn keeps_writes(self) -> bool;

@@ -13,14 +13,15 @@ use crate::block::in_regions;
 use crate::tier::Tier;
 use crate::write_down::{each, read};
 
-/// Reads in flight. A disk has the next one before the first has ended, and clients' requests meet
-/// few others.
+/// Number of reads in flight. A disk has the next read before the first has ended, and clients'
+/// requests wait for few of them.
 const DEPTH: usize = 2;
 
-/// Longest time that a read gives way to clients, so that it comes to its end beside them.
+/// Longest time for which a read yields to clients, so that the prefetch ends even if they are
+/// always active.
 const GIVES_WAY: Duration = Duration::from_millis(100);
 
-/// Interval at which a read that gives way checks again.
+/// Interval at which a read that yields checks again.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A read that fails is split into parts of this size, until `MOST_BAD` of them have failed.
@@ -32,14 +33,14 @@ const MOST_BAD: u64 = 8;
 pub struct Prefetched {
     /// Bytes read.
     pub bytes: u64,
-    /// Reads that failed; no client needed them.
+    /// Number of failed reads; no client needed them.
     pub failed: u64,
 }
 
-/// Reads ranges of bytes of `volume`, which has `tier`, in their order and in requests of up to 1
-/// MiB. Nothing is evicted for them: blocks without room are left out. Each read waits for a while
-/// as long as `in_flight`, the number of requests in flight below the tier, exceeds its own.
-/// `progress` is called with the bytes of the finished ranges, and may end the prefetch.
+/// Reads ranges of bytes of `volume`, whose tier is `tier`, in order and in requests of up to 1
+/// MiB. Evicts nothing: blocks without room are left out. A read waits for a while as long as
+/// `in_flight`, the number of requests in flight below the tier, exceeds the prefetch's own. Calls
+/// `progress` with the bytes of the finished ranges; it may end the prefetch.
 pub async fn prefetch(
     tier: &Tier,
     volume: &Rc<dyn BlockService>,
@@ -61,7 +62,7 @@ pub async fn prefetch(
                 while in_flight() > own.get() && lane.now() < until {
                     lane.sleep(LOOK).await;
                 }
-                // A client may have read it meanwhile.
+                // A client may have read the range meanwhile.
                 wanted = missing(tier, &range, reading.get());
             }
             if let Some(wanted) = wanted {
@@ -83,13 +84,13 @@ pub async fn prefetch(
     let size = volume.size();
     let pieces = ranges.flat_map(move |range| in_regions(range.start..range.end.min(size)));
     let pieces = pieces.map(|(_, range)| range).take_while(|_| goes_on.get());
-    // Only a volume that stops ends it early.
+    // Only a volume that stops ends this early.
     let _ = each(DEPTH, pieces, one).await;
     Prefetched { bytes: bytes.get(), failed: failed.get() }
 }
 
-/// Reads a range, in parts where a bad sector fails the whole. Returns how many bytes were read,
-/// and how many reads failed that were not split.
+/// Reads a range. If a bad sector fails the whole, reads it in parts. Returns the number of bytes
+/// that were read, and the number of failed reads that were not split.
 ///
 /// # Errors
 /// The volume stops.
@@ -121,8 +122,8 @@ async fn read_parts(
     Ok((good, bad))
 }
 
-/// Returns the part of a range within one region that is to be read, beside `reading` bytes that
-/// may need room too; `None`: it is cached, or there is no room.
+/// Returns the part of a range within one region that is to be read, given that `reading` bytes in
+/// flight may need room too. `None`: the range is cached, or there is no room.
 fn missing(tier: &Tier, range: &Range<u64>, reading: u64) -> Option<Range<u64>> {
     let (cached, room) = tier.room_at(range.start, range.end - range.start);
     let room = (room * tier.block().bytes()).saturating_sub(reading);

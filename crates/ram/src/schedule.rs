@@ -10,21 +10,22 @@ use crate::options::Deferral;
 const URGENT: f64 = 0.5;
 /// Early write-downs end at this share.
 const RELAXED: f64 = 0.45;
-/// Fill from which on write-downs have the greatest depth.
+/// Fill from which on write-downs run at the greatest depth.
 const PRESSED: f64 = 0.9;
 
 /// Regions written down concurrently: in time, and at most.
 const DEPTH: usize = 4;
 const MOST_DEPTH: usize = 16;
 
-/// A lower tier that no client has needed for this long is idle.
+/// Time without a client's request after which a lower tier is idle.
 const IDLE: Duration = Duration::from_millis(50);
 
 /// The amount of deferred data, and the state of the lower tier.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Situation {
     pub(crate) now: Nanos,
-    /// When the oldest data that is not on its way was acknowledged; `None`: there is none.
+    /// The time at which the oldest data that is not being written down was acknowledged; `None`
+    /// without such data.
     pub(crate) oldest: Option<Nanos>,
     /// Deferred bytes.
     pub(crate) bytes: u64,
@@ -34,7 +35,7 @@ pub(crate) struct Situation {
     pub(crate) waiting: bool,
     /// When a client last needed the lower tier.
     pub(crate) used: Nanos,
-    /// Bytes per second that were last written down; 0: not known.
+    /// Bytes per second of the last write-down; 0 if unknown.
     pub(crate) rate: f64,
 }
 
@@ -43,15 +44,15 @@ pub(crate) struct Situation {
 pub(crate) enum WriteDownStep {
     /// Wait for the first deferred write, or for scarce space.
     Wait,
-    /// Wait until then, or for scarce space.
+    /// Wait until this time, or until space is scarce.
     WaitUntil(Nanos),
-    /// Write down all that is deferred now.
+    /// Write down everything that is deferred now.
     Write {
         /// Regions in flight.
         depth: usize,
-        /// The time over which the regions are spread, if they are not written as fast as possible.
+        /// The time over which the regions are spread; `None` to write as fast as possible.
         spread: Duration,
-        /// Write only until there is enough space again.
+        /// Stop writing once there is enough space again.
         urgent: bool,
         /// Write only until a client needs the lower tier.
         idle: bool,
@@ -61,7 +62,7 @@ pub(crate) enum WriteDownStep {
 const ALL: WriteDownStep =
     WriteDownStep::Write { depth: DEPTH, spread: Duration::ZERO, urgent: false, idle: false };
 
-/// Returns whether space is scarce. `before`: whether it was.
+/// Returns whether space is scarce. `before`: whether it was scarce at the last check.
 pub(crate) fn is_scarce(fill: f64, waiting: bool, before: bool) -> bool {
     waiting || fill > if before { RELAXED } else { URGENT }
 }
@@ -73,7 +74,7 @@ fn urgent_depth(fill: f64, waiting: bool) -> usize {
 }
 
 /// Returns whether an early write-down of this depth has become much too slow. One over many
-/// regions takes seconds, in which space may run out.
+/// regions takes seconds, during which space may run out.
 pub(crate) fn is_overtaken(depth: usize, fill: f64, waiting: bool) -> bool {
     urgent_depth(fill, waiting) >= 2 * depth
 }
@@ -85,7 +86,8 @@ pub(crate) fn next(how: &Deferral, it: &Situation) -> WriteDownStep {
         let depth = urgent_depth(it.fill, it.waiting);
         return WriteDownStep::Write { depth, spread: Duration::ZERO, urgent: true, idle: false };
     }
-    // Enough time to write all of it down: half as much again as last time, within limits.
+    // Enough time to write everything down: the time it took at the last rate and half as much
+    // again, within limits.
     let needed = if it.rate > 0.0 { it.bytes as f64 / it.rate * 1.5 } else { f64::INFINITY };
     let within = how.within.as_secs_f64();
     let lead = Duration::from_secs_f64(needed.clamp(within / 8.0, within / 2.0));
@@ -109,8 +111,8 @@ pub(crate) fn next(how: &Deferral, it: &Situation) -> WriteDownStep {
         }
         WriteDown::Average if due <= it.now => ALL,
         WriteDown::Average => {
-            // The next sweep reaches data that arrives right behind this one before it is due, and
-            // has enough time to write it.
+            // The next sweep must reach data that arrives just behind this one before its age
+            // limit, with enough time to write it.
             let spread = (how.within.saturating_sub(lead) / 2).min(due.since(it.now));
             WriteDownStep::Write { depth: 1, spread, urgent: false, idle: false }
         }
@@ -171,7 +173,8 @@ mod tests {
         assert_eq!(next(&average, &much), sweep(2500), "3 s of 8 to write them");
         let unknown = Situation { rate: 0.0, ..at(0) };
         assert_eq!(next(&average, &unknown), sweep(2000));
-        // As after a failure: the rest of the time, and then at once.
+        // After a failure, for example, the rest of the time is used up, and the sweep begins at
+        // once.
         assert_eq!(next(&average, &at(6)), sweep(1000));
         assert_eq!(next(&average, &at(7)), ALL);
     }

@@ -30,11 +30,11 @@ pub(crate) use deferred::{Defer, Load, Take, Taker, WriteDownBatch};
 use held::RegionCounts;
 pub(crate) use turns::Turn;
 
-/// Sectors of a block that are prefetched.
+/// Sectors of a block that a hint prefetches.
 const EXPECTED_SECTORS: u32 = 8;
 
-/// One hit in this many is reported to the lower tier: enough to keep blocks that are hot here from
-/// being evicted there, at a small part of the cost of reporting all.
+/// One hit in this many is reported to the lower tier. That is enough to keep blocks that are hot
+/// here from being evicted there, at a small part of the cost of reporting all.
 const TOLD_EVERY: u64 = 16;
 
 /// A read that was served from RAM.
@@ -57,7 +57,7 @@ pub(crate) struct ShardCounts {
     pub(crate) deferred: u64,
     /// Sectors overwritten before they were written down.
     pub(crate) coalesced: u64,
-    /// Sectors that a later request replaced in the lower tier before they were written down.
+    /// Sectors replaced in the lower tier by a later request before they were written down.
     pub(crate) superseded: u64,
 }
 
@@ -71,12 +71,12 @@ pub(crate) struct Shard {
     free: Vec<Frame>,
     data: Area,
     policy: Box<dyn BlockPolicy>,
-    /// Maximum number of blocks; there is one frame more.
+    /// Maximum number of blocks; there is one more frame.
     capacity: u32,
     /// Present limit of the number of blocks.
     room: u32,
     guards: Guards,
-    /// The blocks of each write to the lower tier that is in flight.
+    /// The blocks of each write that is in flight to the lower tier.
     written: Vec<RangeInclusive<RamBlockNumber>>,
     offers: Arc<Offers>,
     deferred: Deferred,
@@ -101,7 +101,7 @@ impl Shard {
         clock: &Arc<dyn Clock>,
         offers: &Arc<Offers>,
     ) -> io::Result<Self> {
-        // A block enters before the evicted one leaves.
+        // One more than there are blocks, because a block enters before the evicted one leaves.
         let nodes = if frames == 0 { 0 } else { frames + 1 };
         let mut data = Area::new(nodes as usize * options.block.bytes() as usize)?;
         if options.locked {
@@ -128,9 +128,9 @@ impl Shard {
         })
     }
 
-    /// Replaces this shard by `other`, an empty one, and keeps the state that requests in flight
-    /// rely on, whether it is frozen, and the counts. Returns the previous shard, to be dropped
-    /// without the lock, as that takes a while.
+    /// Replaces this shard by `other`, which is empty. Keeps the state that requests in flight rely
+    /// on, the frozen state, and the counts. Returns the previous shard, which should be dropped
+    /// without the lock, because that takes a while.
     #[must_use]
     pub(crate) fn replace(&mut self, other: Shard) -> Shard {
         let (guards, frozen, counts) = (self.guards, self.frozen, self.counts);
@@ -138,7 +138,7 @@ impl Shard {
         std::mem::replace(self, Shard { guards, written, frozen, counts, ..other })
     }
 
-    /// Freezes the shard, so that no block enters, or ends that.
+    /// Freezes the shard, so that no block enters, or unfreezes it.
     pub(crate) fn freeze(&mut self, frozen: bool) {
         self.frozen = frozen;
     }
@@ -154,7 +154,7 @@ impl Shard {
         (0..if self.capacity == 0 { 0 } else { self.capacity + 1 }).map(Frame)
     }
 
-    /// Returns how many blocks can enter without the eviction of another.
+    /// Returns the number of blocks that can enter without an eviction.
     pub(crate) fn spare_blocks(&self) -> u64 {
         if self.frozen { 0 } else { self.room.saturating_sub(self.blocks()).into() }
     }
@@ -169,12 +169,12 @@ impl Shard {
         self.index.find(block.hash(), |frame| self.contents.block(frame) == block)
     }
 
-    /// Prefetches the part of the index where a block is looked up.
+    /// Prefetches the part of the index in which a block is looked up.
     pub(crate) fn expect_later(&self, block: RamBlockNumber) {
         fetch(self.index.spot(block.hash()), 16);
     }
 
-    /// Prefetches the content of a block. `false`: the block is not cached.
+    /// Prefetches the content of a block. Returns `false` if the block is not cached.
     pub(crate) fn expect_next(&self, block: RamBlockNumber) -> bool {
         let Some(frame) = self.index.guess(block.hash()) else { return false };
         fetch(self.contents.spot(frame), 16);
@@ -196,7 +196,7 @@ impl Shard {
         self.find(block).is_some_and(valid)
     }
 
-    /// Copies sectors of a block to `into`. `None`: some of them are not cached.
+    /// Copies sectors of a block to `into`. Returns `None` if some of them are not cached.
     pub(crate) fn read(
         &mut self,
         block: RamBlockNumber,
@@ -238,12 +238,13 @@ impl Shard {
         }
     }
 
-    /// Notes that a write to the lower tier begins, of these parts of adjacent blocks, and passes
-    /// on a token for each. Its sectors are not served from RAM until it ends: a read that another
-    /// one sent to the lower tier may already have returned the new data. Deferred data in its
-    /// sectors is not written down meanwhile, and reads of it wait.
+    /// Begins a write to the lower tier of these parts of adjacent blocks, and passes a token for
+    /// each to the caller. The sectors are not served from RAM until the write ends: a concurrent
+    /// read of the lower tier may already have returned the new data. Deferred data in the sectors
+    /// is not written down meanwhile, and reads of it wait.
     ///
-    /// `false`: the write has to wait, see [`Shard::in_the_way`], and nothing has changed.
+    /// Returns `false` if the write has to wait, see [`Shard::in_the_way`]; nothing has changed
+    /// then.
     pub(crate) fn begin_write(
         &mut self,
         pieces: impl Iterator<Item = Piece> + Clone,
@@ -319,7 +320,7 @@ impl Shard {
         replaced
     }
 
-    /// Like [`Shard::cancel_write`], for a write that [`Shard::begin_zeroing`] has begun.
+    /// Cancels a write that [`Shard::begin_zeroing`] has begun, like [`Shard::cancel_write`].
     pub(crate) fn cancel_zeroing(
         &mut self,
         region: Region,
@@ -353,7 +354,7 @@ impl Shard {
 
     /// Ends a write. `done`: whether it took effect; otherwise an unknown part of it did.
     /// `written`: the bytes of each piece that the lower tier has now, if they are known and worth
-    /// caching. Without them, or if another write was in flight, a block is forgotten. Returns
+    /// caching. Without them, or if another write was in flight, the block is forgotten. Returns
     /// whether the write has replaced deferred data.
     pub(crate) fn end_write<'a>(
         &mut self,
@@ -378,8 +379,8 @@ impl Shard {
         replaced
     }
 
-    /// Ends a write that the lower tier did not take, and that changed nothing. Returns whether it
-    /// would have replaced deferred data.
+    /// Ends a write that the lower tier rejected without a change. Returns whether it would have
+    /// replaced deferred data.
     pub(crate) fn cancel_write(&mut self, pieces: impl Iterator<Item = Piece> + Clone) -> bool {
         self.forget_written(pieces.clone());
         let mut replaced = false;
@@ -390,7 +391,7 @@ impl Shard {
         replaced
     }
 
-    /// Caches sectors of a block that the lower tier has as well.
+    /// Caches sectors of a block that are the same in the lower tier.
     fn put(&mut self, block: RamBlockNumber, sectors: &Range<u32>, data: &[u8]) {
         let frame = match self.find(block) {
             Some(frame) => {
@@ -423,12 +424,12 @@ impl Shard {
         if self.frozen || !self.policy.admits(key) {
             return None;
         }
-        // The policy evicts by itself when it has as many blocks as there may be altogether.
+        // The policy evicts a block itself when it has as many as the shard may have.
         let makes_room = self.deferred.pinned == 0 && self.room == self.capacity;
         if !makes_room && self.is_full() && !self.evict() {
             return None;
         }
-        // One frame is always free: there is one more than there may be blocks.
+        // A frame is always free: there is one more than the maximum number of blocks.
         let frame = self.free.pop()?;
         if let Some(Node(evicted)) = self.policy.insert(Node(frame.0), key) {
             self.evicted(Frame(evicted));
@@ -454,18 +455,18 @@ impl Shard {
         self.blocks() >= self.room
     }
 
-    /// Makes room for a block. `false`: none may be evicted.
+    /// Makes room for a block. Returns `false` if no block may be evicted.
     fn evict(&mut self) -> bool {
         let Some(Node(evicted)) = self.policy.evict() else { return false };
         self.evicted(Frame(evicted));
         true
     }
 
-    /// Gives up a block that the policy has evicted.
+    /// Frees the frame of a block that the policy has evicted, and offers the block.
     fn evicted(&mut self, frame: Frame) {
         self.counts.evictions += 1;
         let whole = 0..self.block.sectors();
-        // All sectors are valid, so no write is in flight, and the lower tier has the same data.
+        // If all sectors are valid, no write is in flight, and the lower tier has the same data.
         if self.offers.are_welcome()
             && self.contents.was_used(frame)
             && (self.contents.sectors(frame).valid == bits(&whole)
@@ -492,7 +493,7 @@ impl Shard {
         self.guards.disturb_all();
     }
 
-    /// Forgets a block but for its deferred data.
+    /// Forgets a block, except its deferred data.
     fn forget(&mut self, block: RamBlockNumber) {
         let Some(frame) = self.find(block) else { return };
         let own = self.contents.sectors(frame);
@@ -504,7 +505,7 @@ impl Shard {
         }
     }
 
-    /// Frees a frame that the policy no longer has.
+    /// Frees a frame that the policy does not track any more.
     fn release(&mut self, frame: Frame) {
         let contents = &self.contents;
         self.index.remove(frame, |frame| contents.block(frame).hash());

@@ -27,7 +27,7 @@ mod room;
 use deferred::Deferring;
 pub(crate) use deferred::{MOST_ON_THEIR_WAY, Waiter};
 
-/// Blocks, and regions, that are looked up for one answer about their states.
+/// Number of blocks and of regions that are looked up for one answer about states.
 const STATES_LOOKED_UP: u64 = 1024;
 
 /// One shard on cache lines of its own.
@@ -40,7 +40,7 @@ pub struct Tier {
     block: RamBlock,
     shards: Box<[Own]>,
     clock: Arc<dyn Clock>,
-    /// The lower tier's losses that the content takes into account.
+    /// The lower tier's number of losses that the content takes into account.
     losses: AtomicU64,
     pub(crate) deferring: Deferring,
     pub(crate) offers: Arc<Offers>,
@@ -63,8 +63,8 @@ impl Tier {
         Tier::with_room(options, options.bytes, clock)
     }
 
-    /// Like [`Tier::new`], but with as many shards as a tier of `room` bytes has, because it may be
-    /// changed to that size later.
+    /// Makes a tier like [`Tier::new`], with as many shards as one of `room` bytes has, because it
+    /// may be changed to that size later.
     ///
     /// # Errors
     /// As for [`Tier::new`].
@@ -98,8 +98,8 @@ impl Tier {
         options.memory_in(self.shards.len() as u64)
     }
 
-    /// Takes another size, policy or strategy and forgets all blocks. The block size stays, and so
-    /// does the number of shards, which limits the size: to 64 GiB of 4 KiB blocks for each.
+    /// Changes size, policy or strategy, and forgets all blocks. The block size stays, and so does
+    /// the number of shards, which limits the size: to 64 GiB of 4 KiB blocks per shard.
     ///
     /// # Errors
     /// The system has not enough memory, or the tier has deferred data or still defers writes;
@@ -127,10 +127,11 @@ impl Tier {
         Ok(())
     }
 
-    /// Forgets all blocks for good, deferred data as well: from now on every request goes to the
+    /// Forgets all blocks for good, including deferred data: from now on every request goes to the
     /// lower tier.
     pub fn close(&self) {
-        // Closed first, so that a task that finds the data gone knows that it was not written down.
+        // Closed first, so that a task that no longer finds the data knows that it was not written
+        // down.
         self.deferring.close();
         let mut own = self.options.lock();
         let options = TierOptions { bytes: 0, ..*own };
@@ -142,7 +143,7 @@ impl Tier {
         self.note_change_everywhere();
     }
 
-    /// Freezes the tier, or ends that. A frozen tier admits no block, and updates cached ones.
+    /// Freezes the tier, or unfreezes it. A frozen tier admits no blocks, and updates cached ones.
     /// Deferred writes still enter: switch deferring off for a frozen tier.
     pub fn freeze(&self, frozen: bool) {
         self.shards.iter().for_each(|shard| shard.0.lock().freeze(frozen));
@@ -153,8 +154,8 @@ impl Tier {
         self.shards.iter().for_each(|shard| shard.0.lock().forget_all());
     }
 
-    /// Returns the numbers of the cached blocks, in order, in units of [`Tier::block`]. Takes 8
-    /// bytes for each.
+    /// Returns the numbers of the cached blocks in ascending order, in units of [`Tier::block`].
+    /// Takes 8 bytes per block.
     pub fn cached_blocks(&self) -> Vec<u64> {
         let mut blocks = Vec::new();
         self.shards.iter().for_each(|shard| shard.0.lock().add_blocks(&mut blocks));
@@ -162,8 +163,8 @@ impl Tier {
         blocks
     }
 
-    /// Returns whether all of a range of whole blocks is cached, and how many blocks can enter
-    /// beside its first one without the eviction of others.
+    /// Returns whether a range of whole blocks is cached completely, and how many blocks can enter
+    /// the shard of its first one without an eviction.
     pub(crate) fn room_at(&self, offset: u64, len: u64) -> (bool, u64) {
         let room = self.shard_of(Region(offset / REGION_BYTES)).spare_blocks();
         (self.has(offset, len), room)
@@ -186,13 +187,13 @@ impl Tier {
         self.watched.traffic()
     }
 
-    /// Returns the miss-ratio curve of all client reads and writes, from whatever tier they were
-    /// served, in blocks of the lower tier.
+    /// Returns the miss-ratio curve of all client reads and writes, whichever tier served them, in
+    /// blocks of the lower tier.
     pub fn curve(&self) -> LiveCurve {
         self.watched.curve()
     }
 
-    /// Begins to simulate other settings of the volume; `None` ends that.
+    /// Begins to simulate other settings of the volume; `None` ends the simulation.
     pub fn simulate(&self, setup: Option<Setup>, memory: &Arc<MemoryBudget>) {
         self.watched.simulate(setup, memory);
     }
@@ -203,8 +204,8 @@ impl Tier {
         self.watched.what_if()
     }
 
-    /// Brings the curve and the shadow caches up to date, so that lanes need not.
-    /// `dirty`: blocks of the volume below that are dirty.
+    /// Updates the curve and the shadow caches, so that lanes need not. `dirty`: number of dirty
+    /// blocks of the volume below.
     pub fn catch_up(&self, dirty: u64) {
         self.watched.catch_up(dirty);
     }
@@ -239,7 +240,7 @@ impl Tier {
     }
 
     fn own(&self, region: Region) -> &Own {
-        // The number of shards is a power of two, and there is at least one.
+        // The number of shards is a power of two and at least one.
         &self.shards[region.shard(self.shards.len())]
     }
 
@@ -267,14 +268,14 @@ impl Tier {
         self.shard(block).expect_later(block);
     }
 
-    /// Prefetches the block at `offset`. `false`: it is not cached.
+    /// Prefetches the block at `offset`. Returns `false` if it is not cached.
     pub(crate) fn expect_next(&self, offset: u64) -> bool {
         let block = RamBlockNumber(offset >> self.block.shift());
         self.shard(block).expect_next(block)
     }
 
-    /// Returns whether reads of a range of whole sectors would be served from RAM; no use of its
-    /// blocks is noted.
+    /// Returns whether reads of a range of whole sectors would be served from RAM. Does not count
+    /// as a use of its blocks.
     pub fn has(&self, offset: u64, len: u64) -> bool {
         let cached = |piece: Piece| self.shard(piece.block).has(piece.block, &piece.sectors);
         self.pieces(offset, len).all(cached)
@@ -304,8 +305,8 @@ impl Tier {
         states
     }
 
-    /// Reads a range of whole sectors. `None`: not all of it is cached, and `into` may be
-    /// overwritten in part.
+    /// Reads a range of whole sectors. Returns `None` if a part of it is not cached; a part of
+    /// `into` may be overwritten then.
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Option<Hit> {
         let len = into.len() as u64;
         // A long request that misses must not count as a use of its cached blocks.
@@ -340,16 +341,16 @@ impl Tier {
     }
 
     /// Returns whether the offered data equals that of the lower tier, and no write to it has
-    /// begun. `losses`: that tier's number of losses now.
+    /// begun. `losses`: the lower tier's present number of losses.
     pub(crate) fn is_current(&self, offer: &Offer, losses: u64) -> bool {
         self.losses.load(Ordering::Acquire) == losses
             && self.shard(offer.block).is_current(offer.block, offer.token)
     }
 
-    /// Notes that a write to the lower tier begins, for each block of its range. `replaces`:
-    /// afterwards the lower tier certainly has newer data than was deferred. Returns `false` if the
-    /// write must wait until [`Deferring::changed`], because data of this range is being written
-    /// down, or is deferred and would not be replaced.
+    /// Begins a write to the lower tier, for each block of its range. `replaces`: afterwards the
+    /// lower tier certainly has newer data than was deferred. Returns `false` if the write must
+    /// wait until [`Deferring::changed`], because data of this range is being written down, or is
+    /// deferred and would not be replaced.
     pub(crate) fn begin_write(
         &self,
         offset: u64,
@@ -384,7 +385,7 @@ impl Tier {
     }
 
     /// Ends a write. `done`: whether it took effect. `written`: the data that the lower tier has
-    /// now; `None`: forget the range.
+    /// now; with `None` the range is forgotten.
     pub(crate) fn end_write(
         &self,
         offset: u64,
@@ -414,7 +415,7 @@ impl Tier {
         }
     }
 
-    /// Ends a write that the lower tier did not take, and that changed nothing.
+    /// Ends a write that the lower tier rejected without a change.
     pub(crate) fn cancel_write(&self, offset: u64, len: u64, change: TierChange) {
         for (region, range) in in_regions(offset..offset + len) {
             let pieces = self.pieces(range.start, range.end - range.start);

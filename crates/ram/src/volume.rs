@@ -25,7 +25,8 @@ use forward::{Forward, MOST_AT_ONCE, Then};
 /// Maximum number of blocks of a request that is answered at once although it needs the lower tier.
 const QUICK_BLOCKS: usize = 8;
 
-/// Zeroes up to this many bytes are deferred like data. More may be cheaper below.
+/// Zeroes up to this many bytes are deferred like data. The lower tier may zero longer ranges more
+/// cheaply.
 const MOST_DEFERRED_ZEROES: u64 = 64 << 10;
 
 /// See the module.
@@ -45,14 +46,14 @@ impl RamVolume {
         Rc::new(RamVolume { tier, lower, forward, watcher })
     }
 
-    /// Returns whether a range is inside the volume and in whole sectors. The lower tier answers
-    /// all others.
+    /// Returns whether a range is inside the volume and consists of whole sectors. Requests with
+    /// other ranges are left to the lower tier.
     fn is_valid(&self, offset: u64, len: u64) -> bool {
         let whole = offset.is_multiple_of(SECTOR_SIZE) && len.is_multiple_of(SECTOR_SIZE);
         whole && len > 0 && offset.checked_add(len).is_some_and(|end| end <= self.lower.size())
     }
 
-    /// Reads from RAM. `false`: not all of it is there.
+    /// Reads from RAM. Returns `false` if some of the range is not cached.
     #[inline]
     fn read(&self, offset: u64, into: &mut [u8]) -> bool {
         self.watcher.expect();
@@ -90,8 +91,7 @@ impl RamVolume {
         self.tier.is_deferring() && small && !self.lower.read_only()
     }
 
-    /// Returns whether a range is valid and has few enough blocks for a request that is answered at
-    /// once.
+    /// Returns whether a range is valid and touches few enough blocks to be answered at once.
     fn is_quick(&self, offset: u64, len: u64) -> bool {
         self.is_valid(offset, len) && self.tier.blocks(offset, len) <= QUICK_BLOCKS as u64
     }
@@ -198,7 +198,7 @@ impl BlockService for RamVolume {
     }
 
     fn expect(&self, op: Op, offset: u64, coming: Coming) {
-        // A write goes to the lower tier as well, unless it is deferred.
+        // The lower tier gets the hint for a write as well, unless the write is deferred.
         let cached = match coming {
             Coming::Later => {
                 self.tier.expect_later(offset);
@@ -216,7 +216,7 @@ impl BlockService for RamVolume {
         let tokens = match op {
             Op::Flush | Op::Prefetch => 0,
             Op::Read | Op::Write => self.tier.blocks(offset, len),
-            // For the regions at both ends: the others need none.
+            // Only the regions at both ends need tokens.
             Op::Discard | Op::WriteZeroes => self.tier.blocks(offset, len.min(2 * REGION_BYTES)),
         };
         self.lower.memory(op, offset, len) + tokens * size_of::<Token>() as u64
@@ -248,8 +248,8 @@ impl BlockService for RamVolume {
                 self.watcher.passed_write(len);
                 Then::Written
             }
-            // Fast zeroes as well: that a later part is refused leaves zeroes where zeroes were
-            // asked for.
+            // This includes fast zeroes: if a later part is refused, the earlier parts are zeroes,
+            // as requested.
             Op::WriteZeroes | Op::Discard if len > MOST_AT_ONCE => {
                 return self.forward.in_parts(request, sink);
             }
@@ -270,14 +270,15 @@ impl BlockService for RamVolume {
     }
 
     fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
-        // First, so that data which is written down meanwhile is seen either here or below.
+        // Look here first, so that data that is written down meanwhile is seen either here or
+        // below.
         let pinned = self.tier.first_pinned(offset, len);
         let mut extents = self.lower.extents(offset, len);
         let Some(pinned) = pinned else { return extents };
         if pinned.start <= offset {
             return vec![Extent { len: pinned.end - pinned.start, hole: false, zero: false }];
         }
-        // The lower tier does not know yet that there is data.
+        // The lower tier may report a hole where RAM has data.
         let mut left = pinned.start - offset;
         extents.retain_mut(|extent| {
             extent.len = extent.len.min(left);
@@ -288,7 +289,8 @@ impl BlockService for RamVolume {
     }
 
     fn states(&self, offset: u64, len: u64) -> Option<Vec<StateExtent>> {
-        // First, so that data which is written down meanwhile is seen either here or below.
+        // Look here first, so that data that is written down meanwhile is seen either here or
+        // below.
         let here = self.tier.states(offset, len);
         let len = here.iter().map(|extent| extent.len).sum();
         Some(StateExtent::join(&here, &self.lower.states(offset, len)?))

@@ -25,13 +25,14 @@ use put::put;
 
 mod put;
 
-/// Requests of one region in flight.
+/// Maximum number of requests in flight for one region.
 const REGION_DEPTH: usize = 32;
 
-/// Regions in flight when all deferred data is written down at once.
+/// Maximum number of regions in flight when all deferred data is written down at once.
 const FLUSH_DEPTH: usize = 8;
 
-/// Returns the most RAM that data on its way from a tier of `bytes` takes, beside the tier's own.
+/// Returns the most RAM for data that is being written down from a tier of `bytes`, in addition to
+/// the tier's own.
 pub fn memory(bytes: u64) -> u64 {
     bytes.min(MOST_ON_THEIR_WAY as u64 * REGION_BYTES)
 }
@@ -52,7 +53,7 @@ const LEFT: Deferral =
 /// The whole volume.
 const ALL: Range<u64> = 0..u64::MAX;
 
-/// The answer to one request of the tier's own.
+/// The completion of one of the tier's own requests.
 #[derive(Default)]
 pub(crate) struct PendingCompletion {
     completion: RefCell<Option<Completion>>,
@@ -121,17 +122,18 @@ pub(crate) async fn read(
 /// Flushes a volume.
 ///
 /// # Errors
-/// Its own.
+/// The error of the lower tier.
 pub async fn flush(lower: &Rc<dyn BlockService>) -> Result<(), IoError> {
     ask(lower, request(Op::Flush, 0, 0, None)).await.result
 }
 
-/// A write-down in flight. If it is dropped early, as by a panic, its data is deferred again.
+/// A write-down in flight. If it is dropped early, for example by a panic, its data is deferred
+/// again.
 struct WriteDownGuard<'a> {
     tier: &'a Tier,
     taken: WriteDownBatch,
     urgent: bool,
-    /// Ranges that the lower tier does not have.
+    /// Ranges that were not written to the lower tier.
     failed: Vec<Range<u64>>,
 }
 
@@ -142,7 +144,7 @@ impl Drop for WriteDownGuard<'_> {
 }
 
 /// Calls `work` for each item, for at most `depth` at a time, until all are done or the lower tier
-/// takes no requests any more. Yields to other tasks of the lane after each item that did not wait.
+/// accepts no more requests. Yields to other tasks of the lane after each item that did not wait.
 ///
 /// # Errors
 /// The first failure. It does not stop the other items, so all data that can be written is written.
@@ -177,11 +179,11 @@ pub(crate) async fn each<T, F: Future<Output = Result<(), IoError>>>(
     result.get()
 }
 
-/// Writes down the present deferred data in blocks of a region that touch `within`. `answered` is
-/// called at each answer of the lower tier.
+/// Writes down the present deferred data in blocks of a region that touch `within`. Calls
+/// `answered` at each answer of the lower tier.
 ///
 /// # Errors
-/// The lower tier did not take all of it; it is still deferred.
+/// Some of the data could not be written and is still deferred.
 async fn region(
     tier: &Tier,
     lower: &Rc<dyn BlockService>,
@@ -195,7 +197,7 @@ async fn region(
         let permit = tier.deferring.permit().await;
         let changed = tier.changed_in(region).listen();
         let mut taken = match tier.take(region, within, &mut taker) {
-            // A tier that was closed has forgotten the data.
+            // A closed tier has forgotten the data.
             Take::None if tier.deferring.is_closed() => return Err(IoError::ShuttingDown),
             Take::None => return Ok(()),
             Take::Busy => {
@@ -212,7 +214,7 @@ async fn region(
         let send =
             |(offset, data)| put(lower, tier.block().bytes(), offset, data, answered, &failed);
         let result = each(REGION_DEPTH.min(runs.len()), runs.into_iter(), send).await;
-        // A failed sync may have lost some of it already; RAM still has it.
+        // A failed sync may have lost some of the data already; RAM still has it.
         let lost = lower.losses() != losses;
         if !lost && result != Err(IoError::ShuttingDown) {
             in_flight.failed = failed.into_inner();
@@ -228,7 +230,7 @@ async fn region(
 /// Writes down everything that was acknowledged before this call.
 ///
 /// # Errors
-/// The lower tier did not take all of it; the rest is still deferred.
+/// Some of the data could not be written and is still deferred.
 pub async fn all(tier: &Tier, lower: &Rc<dyn BlockService>) -> Result<(), IoError> {
     let mut regions = tier.regions(0.0);
     if planted::has(PlantedBug::FlushOvertakesWriteDown) {
@@ -239,7 +241,7 @@ pub async fn all(tier: &Tier, lower: &Rc<dyn BlockService>) -> Result<(), IoErro
     each(depth, regions.into_iter(), one).await
 }
 
-/// The result of a pass, which runs in a task of its own.
+/// The result of a pass, which runs as a separate task.
 #[derive(Default)]
 struct PassResult {
     result: Cell<Option<Result<(), IoError>>>,
@@ -256,7 +258,7 @@ impl PassResult {
 /// Writes down the deferred data in blocks that touch a range.
 ///
 /// # Errors
-/// The lower tier did not take all of it; the rest is still deferred.
+/// Some of the data could not be written and is still deferred.
 pub(crate) async fn range(
     tier: &Tier,
     lower: &Rc<dyn BlockService>,
@@ -268,8 +270,8 @@ pub(crate) async fn range(
     Ok(())
 }
 
-/// Keeps the age limit of deferred data, and makes space. Each tier that defers writes needs one,
-/// on one lane; `lower` is the lower tier there. Ends when the tier is closed.
+/// Writes deferred data down before its age limit, and makes space. Each tier that defers writes
+/// needs one such task on one lane; `lower` is the lower tier there. Ends when the tier is closed.
 pub async fn keep(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) {
     let (oldest, restored, rate) = Default::default();
     let (under_way, passes) = Default::default();
@@ -282,7 +284,7 @@ pub async fn keep(tier: Arc<Tier>, lower: Rc<dyn BlockService>, lane: Rc<Lane>) 
 struct Pass {
     /// Number of the pass. Only the newest pass begins write-downs.
     number: u64,
-    /// The parameters of deferring at its start.
+    /// The parameters of deferring at the start of the pass.
     how: Deferral,
     depth: usize,
     spread: Duration,
@@ -294,17 +296,17 @@ struct WriteDownTask {
     tier: Arc<Tier>,
     lower: Rc<dyn BlockService>,
     lane: Rc<Lane>,
-    /// Lower bound of the time at which the oldest dirty data was acknowledged; `None`: unknown.
+    /// Lower bound of the time at which the oldest dirty data was acknowledged; `None` if unknown.
     oldest: Cell<Option<Nanos>>,
-    /// Value of `Deferring::restored` for which `oldest` is true: older data may have become
-    /// dirty again since.
+    /// Value of `Deferring::restored` for which `oldest` is valid: since then, older data may have
+    /// become dirty again.
     restored: Cell<u64>,
     /// Bytes per second of the last pass.
     rate: Cell<f64>,
-    /// Regions being written down: the number of the pass, and the time of the begin or of the last
+    /// Regions being written down: the number of the pass, and the time of the start or of the last
     /// answer.
     under_way: RefCell<BTreeMap<Region, (u64, Nanos)>>,
-    /// Passes that have begun.
+    /// Number of passes that have begun.
     passes: Cell<u64>,
 }
 
@@ -341,8 +343,8 @@ impl WriteDownTask {
                 }
             };
             if result.is_err() {
-                // A flush or stop of the volume does not wait for this: it retries at once, and
-                // gets the error.
+                // A flush or stop of the volume does not wait for this: it retries at once and gets
+                // the error.
                 either(self.lane.sleep(RETRY), self.closed()).await;
             }
         }
@@ -358,8 +360,8 @@ impl WriteDownTask {
         }
     }
 
-    /// Returns the situation. Unless it has to be `exact`, `oldest` may be a lower bound, so that
-    /// not all regions have to be visited each time.
+    /// Returns the situation. Unless `exact`, `oldest` may be a lower bound, which avoids visiting
+    /// all regions each time.
     fn situation(&self, exact: bool) -> Situation {
         let (own, load) = (&self.tier.deferring, self.tier.load());
         let restored = own.restored();
@@ -383,9 +385,9 @@ impl WriteDownTask {
         }
     }
 
-    /// Runs a pass in a task of its own, and waits until the pass has ended, or all regions that it
-    /// is writing down have stalled. In the latter case its task continues, because write-downs of
-    /// the same data must not overlap.
+    /// Runs a pass as a separate task, and waits until the pass has ended or all regions that it is
+    /// writing down have stalled. In the latter case its task continues, because write-downs of the
+    /// same data must not overlap.
     async fn begin(self: &Rc<Self>, pass: Pass) -> Result<(), IoError> {
         let end = Rc::new(PassResult::default());
         let (own, task) = (end.clone(), self.clone());
@@ -415,7 +417,7 @@ impl WriteDownTask {
             && own.all(|(_, since)| *since + STALLED <= now)
     }
 
-    /// Returns the regions that a new pass can write down, as [`Tier::regions`] does.
+    /// Returns the regions that a new pass can write down, like [`Tier::regions`].
     fn regions(&self, fill: f64) -> Vec<(Region, Option<Nanos>)> {
         let mut regions = self.tier.regions(fill);
         let under_way = self.under_way.borrow();
@@ -436,7 +438,7 @@ impl WriteDownTask {
         let count = u32::try_from(regions.len()).unwrap_or(u32::MAX);
         let so_far = || (self.lane.now(), self.tier.deferring.written_down());
         let (started, before) = so_far();
-        // The times at which regions begin are fixed, however long the regions before take.
+        // The times at which regions begin are fixed, however long earlier regions take.
         let turns = Cell::new(0u32);
         let turn = || {
             turns.set(turns.get().saturating_add(1));
@@ -454,7 +456,8 @@ impl WriteDownTask {
             if !self.goes_on(&pass) {
                 return None;
             }
-            // Regions of a full shard come first: it stops its writers, and soon all clients.
+            // Regions of a full shard come first, because it stops its writers and soon all
+            // clients.
             let left_out = |number: Region| {
                 self.under_way.borrow().contains_key(&number) || stuck.borrow().contains(&number)
             };
@@ -486,7 +489,7 @@ impl WriteDownTask {
         };
         let result = each(depth, wanted, one).await;
         if urgent {
-            // Lets waiting writes take the space that was made.
+            // Yields, so that waiting writes take the new space.
             yield_now().await;
         }
         // A pass with pauses has one worker, so the pauses do not overlap.
@@ -503,7 +506,7 @@ impl WriteDownTask {
     async fn pause(&self, until: Nanos, pass: &Pass) {
         let own = &self.tier.deferring;
         loop {
-            // Listens before it decides, so that no change is missed.
+            // Listens before deciding, so that no change is missed.
             let work = own.work.listen();
             own.expect_first();
             if self.lane.now() >= until || !self.goes_on(pass) {
@@ -513,8 +516,9 @@ impl WriteDownTask {
         }
     }
 
-    /// Returns whether a pass is still wanted. An urgent pass ends if a much deeper one is needed.
-    /// Any pass ends if the parameters of deferring change, as the age limit may be much shorter.
+    /// Returns whether a pass is still wanted. An urgent pass ends if a much greater depth is
+    /// needed. Any pass ends if the parameters of deferring change, because the age limit may be
+    /// much shorter.
     fn goes_on(&self, pass: &Pass) -> bool {
         let own = &self.tier.deferring;
         if self.passes.get() != pass.number

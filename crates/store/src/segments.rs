@@ -576,8 +576,7 @@ impl Segments {
     pub fn detach_buffer(&self, segment: SegmentId) -> Option<Arc<LogBuffer>> {
         let mut image = self.buffers[segment.0 as usize].lock();
         let detached = image.take();
-        // Store this last: from here on the segment may be reclaimed, opened again and get its next
-        // image.
+        // Store this last: from here on the segment may be reclaimed, reopened and get a new image.
         self.counters[segment.0 as usize].buffered.store(0, Ordering::Release);
         detached
     }

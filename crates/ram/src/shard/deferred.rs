@@ -29,12 +29,12 @@ struct Pinned {
     blocks: u32,
     /// Blocks with dirty sectors.
     dirty: u32,
-    /// Time at which its oldest dirty data was acknowledged.
+    /// Time at which the oldest dirty data of the region was acknowledged.
     since: Nanos,
-    /// Requests in flight that write newer data to the lower tier in place of deferred data,
-    /// counted once for each block.
+    /// Number of blocks for which requests in flight write newer data to the lower tier in place of
+    /// deferred data.
     superseding: u32,
-    /// Time at which the oldest data that they replace was acknowledged.
+    /// Time at which the oldest data that these requests replace was acknowledged.
     superseded: Nanos,
     /// A write-down is in flight.
     busy: bool,
@@ -56,11 +56,12 @@ pub(super) struct Deferred {
     /// Sectors being written.
     writing: u64,
     regions: BTreeMap<Region, Pinned>,
-    /// Write-downs that have begun.
+    /// Number of write-downs that have begun.
     begun: u64,
     /// Regions with a write-down in flight.
     busy: u32,
-    /// The last write-downs that covered a whole region: the region, and the write-down's number.
+    /// The last write-downs that covered a whole region: the region, and the number of the
+    /// write-down.
     whole: VecDeque<(Region, u64)>,
     /// Writes that wait for space.
     turns: Turns,
@@ -76,7 +77,7 @@ const REMEMBERED: usize = 64;
 pub(crate) enum Defer {
     /// The write was deferred.
     Done {
-        /// Whether to wake the write-down: nothing else in the shard was dirty, or half of the
+        /// Whether to wake the write-down task: nothing else in the shard was dirty, or half of the
         /// space has just been used up.
         wakes: bool,
     },
@@ -89,7 +90,7 @@ pub(crate) enum Defer {
 /// A task that asks for a region's deferred data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taker {
-    /// Number of write-downs that had begun when it first asked.
+    /// Number of write-downs that had begun when the task first asked.
     since: u64,
     /// Whether the task has waited for another write-down of the region.
     waited: bool,
@@ -97,9 +98,10 @@ pub(crate) struct Taker {
 
 /// The answer to a request for a region's deferred data.
 pub(crate) enum Take {
-    /// There is none, or the data that existed when the taker first asked has been written down.
+    /// There is no such data, or the data that existed when the taker first asked has been written
+    /// down.
     None,
-    /// Another request is writing some of it to the lower tier: wait, and ask again.
+    /// Another request is writing some of the data to the lower tier: wait, and ask again.
     Busy,
     /// The caller has to write this data down.
     Taken(WriteDownBatch),
@@ -114,7 +116,7 @@ pub(crate) struct WriteDownBatch {
     /// The number of runs.
     pub(crate) requests: u64,
     pub(crate) bytes: u64,
-    /// Time at which its oldest data was acknowledged.
+    /// Time at which the oldest of this data was acknowledged.
     pub(crate) since: Nanos,
     /// Whether blocks of the region were left out because requests are writing them.
     pub(crate) partly: bool,
@@ -133,7 +135,7 @@ pub(crate) struct Load {
     pub(crate) writing: u64,
     /// Pinned blocks.
     pub(crate) pinned: u64,
-    /// Pinned blocks as a share of their maximum; of a tier, the highest share of its shards.
+    /// Pinned blocks as a share of their maximum. For a tier, the highest share of its shards.
     pub(crate) fill: f64,
 }
 
@@ -141,8 +143,8 @@ impl Shard {
     /// Starts to defer writes, with at most `share` percent of the blocks pinned; 0 ends deferring.
     pub(crate) fn set_deferring(&mut self, share: u8) {
         // All frames may be pinned; reads are then served from the lower tier and not cached. If
-        // some frames were reserved for reads, a client that overwrites a range as large as the
-        // tier again and again would have to wait in each round.
+        // some frames were reserved for reads, a client that repeatedly overwrites a range as large
+        // as the tier would have to wait in each round.
         self.deferred.share = share;
         self.deferred.most = (u64::from(self.room) * u64::from(share) / 100) as u32;
         self.deferred.on = share > 0 && self.keeps.1;
@@ -218,15 +220,15 @@ impl Shard {
         sum.superseded_bytes += counts.superseded * SECTOR_SIZE;
     }
 
-    /// Returns the sectors of a frame that make a write to the lower tier wait: those that are
-    /// being written there, and, unless the write certainly `replaces` them, dirty ones.
+    /// Returns the sectors of a frame because of which a write to the lower tier must wait: those
+    /// that are being written there, and dirty ones unless the write certainly `replaces` them.
     pub(super) fn in_the_way(&self, frame: Frame, replaces: bool) -> u128 {
         let own = self.contents.sectors(frame);
         let writing = if planted::has(PlantedBug::WriteDownOvertaken) { 0 } else { own.writing };
         if replaces { writing } else { own.dirty | writing }
     }
 
-    /// Returns whether a write to these parts of blocks in the lower tier has to wait.
+    /// Returns whether a write to these parts of blocks in the lower tier must wait.
     pub(crate) fn waits(&self, mut pieces: impl Iterator<Item = Piece>, replaces: bool) -> bool {
         self.deferred.pinned > 0
             && pieces.any(|piece| {
@@ -418,14 +420,14 @@ impl Shard {
         self.begin_writing(block, own, sectors);
     }
 
-    /// Returns a taker that first asks now.
+    /// Returns a new taker, which has asked at this moment.
     pub(crate) fn taker(&self) -> Taker {
         Taker { since: self.deferred.begun, waited: false }
     }
 
     /// Takes the deferred data of a region's blocks that touch `within`, to be written down.
     ///
-    /// A taker that had to wait takes the whole region, and so serves all other waiters as well. If
+    /// A taker that had to wait takes the whole region, which serves all other waiters as well. If
     /// each took only its own range, a waiter would have to wait for all others in turn, and for
     /// ever if new ones kept arriving.
     pub(crate) fn take(&mut self, region: Region, within: &Range<u64>, taker: &mut Taker) -> Take {
@@ -531,7 +533,7 @@ impl Shard {
         let Some(frame) = self.find(block) else { return };
         let mut own = self.contents.sectors(frame);
         if !own.pinned() {
-            // Another request has ended the writing of these sectors, and has unpinned the block.
+            // Another request has ended the writing of these sectors and unpinned the block.
             return;
         }
         if !done {
@@ -570,7 +572,7 @@ impl Shard {
         if let Some(region) = self.deferred.regions.get_mut(&self.block.region_of(block)) {
             region.superseding = region.superseding.saturating_sub(1);
             if !done {
-                // The region is again as old as the data that was not replaced.
+                // The age of the region again includes the data that was not replaced.
                 region.since = region.since.min(region.superseded);
             }
         }

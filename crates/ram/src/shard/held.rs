@@ -1,5 +1,5 @@
-//! Regions that may have blocks in RAM, so that a request for a long range need not look for each
-//! of its blocks.
+//! Regions that may have blocks in RAM, so that a request for a long range need not look up each of
+//! its blocks.
 
 use forebay_policy::exact::Key;
 
@@ -8,7 +8,7 @@ use crate::block::Region;
 /// Frames for each count.
 const FRAMES_PER_COUNT: u32 = 32;
 
-/// The numbers of blocks, each of all regions with the same hash.
+/// For each hash, the number of blocks in all regions with this hash.
 pub(super) struct RegionCounts(Box<[u32]>);
 
 impl RegionCounts {

@@ -1,7 +1,7 @@
-//! Memory that a shard gives back to the system while memory is short, and takes again.
+//! Memory that a shard returns to the system while memory is short, and takes again later.
 //!
-//! Frames `0..=room` are in use. To shrink, the policy evicts blocks, those that stay are moved to
-//! lower frames, and the memory of the frames above is returned in one piece.
+//! Frames `0..=room` are in use. To shrink, the policy evicts blocks, the remaining ones are moved
+//! to lower frames, and the memory of the frames above is returned in one piece.
 
 use forebay_policy::exact::Node;
 
@@ -14,12 +14,13 @@ impl Shard {
         self.room
     }
 
-    /// Returns the most blocks that it was made for.
+    /// Returns the number of blocks for which the shard was made.
     pub(crate) fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Gives back the memory of up to `count` blocks. Returns of how many: pinned blocks stay.
+    /// Returns the memory of up to `count` blocks to the system. Returns the number of these
+    /// blocks, which is lower if pinned blocks must stay.
     pub(crate) fn shrink(&mut self, count: u32) -> u32 {
         let wanted = self.room.saturating_sub(count);
         while self.blocks() > wanted && self.evict() {}
@@ -47,7 +48,8 @@ impl Shard {
         before - room
     }
 
-    /// Takes memory for up to `count` more blocks again. Returns for how many.
+    /// Takes memory for up to `count` blocks from the system again. Returns the number of these
+    /// blocks.
     pub(crate) fn grow(&mut self, count: u32) -> u32 {
         let before = self.room;
         self.room = before.saturating_add(count).min(self.capacity);

@@ -5,11 +5,11 @@
 
 use std::collections::VecDeque;
 
-/// The place of a write in the order of arrival; no two in a tier are equal.
+/// The position of a write in the order of arrival, unique in a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Turn(pub(crate) u64);
 
-/// The writes that wait, first come first.
+/// The waiting writes, in order of arrival.
 #[derive(Default)]
 pub(super) struct Turns(VecDeque<Turn>);
 

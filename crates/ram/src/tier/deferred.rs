@@ -17,24 +17,24 @@ use crate::shard::{Defer, Load, Take, Taker, Turn, WriteDownBatch};
 /// Maximum number of regions in flight to the lower tier.
 pub(crate) const MOST_ON_THEIR_WAY: usize = 24;
 
-/// State of deferring, beside that of the shards.
+/// State of deferring in addition to that of the shards.
 #[derive(Default)]
 pub(crate) struct Deferring {
     how: Mutex<Option<Deferral>>,
-    /// Whether writes are deferred; set without a lock, so the shards decide.
+    /// Whether writes are deferred; set without a lock, so the shards' own state is decisive.
     on: AtomicBool,
     /// Whether writes were ever deferred.
     ever: AtomicBool,
     closed: AtomicBool,
     ignores_flush: AtomicBool,
-    /// Data was written down, or a request that replaced deferred data has ended, in any shard.
-    /// Each shard has an event of its own: see [`Tier::changed_in`].
+    /// Notified when data of any shard was written down, or when a request that replaced deferred
+    /// data has ended. Each shard has its own event as well: see [`Tier::changed_in`].
     pub(crate) changed: Notify,
-    /// The write-down task has something to do that it does not expect.
+    /// Notified when the write-down task has unexpected work.
     pub(crate) work: Notify,
     /// The write-down task waits for the first deferred write.
     sleeps: AtomicBool,
-    /// Writes that wait for space.
+    /// Number of writes that wait for space.
     waiting: AtomicU32,
     /// Regions being written down; `arrived` is notified when one finishes.
     on_their_way: AtomicUsize,
@@ -46,9 +46,10 @@ pub(crate) struct Deferring {
     requests: AtomicU64,
     late: AtomicU64,
     failed: AtomicU64,
-    /// Number of times that data became dirty again, which may be older than all other dirty data.
+    /// Number of times that data became dirty again; such data may be older than all other dirty
+    /// data.
     restored: AtomicU64,
-    /// Writes that have waited for space; each has a turn of its own.
+    /// Number of writes that have waited for space; it provides their turns.
     waits: AtomicU64,
 }
 
@@ -70,7 +71,7 @@ pub(crate) struct Waiter<'a> {
 }
 
 impl Waiter<'_> {
-    /// Returns whether it waits for the space that the byte at `offset` needs.
+    /// Returns whether the write waits for the space that the byte at `offset` needs.
     pub(crate) fn waits_at(&self, offset: u64) -> bool {
         self.region == Region(offset / REGION_BYTES)
     }
@@ -80,7 +81,7 @@ impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         self.tier.shard_of(self.region).leave_queue(self.turn);
         self.tier.deferring.waiting.fetch_sub(1, Ordering::Relaxed);
-        // There may be space left for the next one.
+        // There may be space for the next waiter.
         self.tier.own(self.region).1.notify_all();
     }
 }
@@ -96,8 +97,8 @@ impl Drop for Permit<'_> {
 }
 
 impl Deferring {
-    /// Waits until another region may be written down. The number is limited because each takes
-    /// memory, however many clients flush at the same time.
+    /// Waits until another region may be written down. The number is limited, however many clients
+    /// flush at the same time, because each region takes memory.
     pub(crate) async fn permit(&self) -> Permit<'_> {
         loop {
             let arrived = self.arrived.listen();
@@ -137,13 +138,13 @@ impl Deferring {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Makes the first deferred write notify [`Deferring::work`]. Call this before deciding to wait
-    /// for it.
+    /// Makes the first deferred write notify [`Deferring::work`]. Must be called before the
+    /// decision to wait for that.
     pub(crate) fn expect_first(&self) {
         self.sleeps.store(true, Ordering::SeqCst);
     }
 
-    /// Notes that a client needs the lower tier now.
+    /// Records that a client needs the lower tier now.
     pub(crate) fn note_use(&self, now: impl FnOnce() -> Nanos) {
         if self.ever() {
             self.used.store(now().0, Ordering::Relaxed);
@@ -177,8 +178,8 @@ impl Deferring {
 }
 
 impl Tier {
-    /// Defers writes from now on, or no longer. Data that is deferred already is written down as
-    /// before, or at the next flush.
+    /// Starts, changes or stops the deferring of writes. Data that is deferred already is written
+    /// down as before, or at the next flush.
     pub fn defer_writes(&self, how: Option<Deferral>) {
         let own = &self.deferring;
         let mut current = own.how.lock();
@@ -213,7 +214,7 @@ impl Tier {
         self.deferring.changed.notify_all();
     }
 
-    /// Returns how writes are deferred; `None`: they are not.
+    /// Returns how writes are deferred; `None` if they are not.
     pub fn deferral(&self) -> Option<Deferral> {
         *self.deferring.how.lock()
     }
@@ -304,8 +305,8 @@ impl Tier {
         regions.min_by_key(|region| region.0.wrapping_sub(near.0))
     }
 
-    /// Writes a part of a request to RAM, to be written down later. `waiter`: the write's place, if
-    /// it has waited for space.
+    /// Writes a part of a request to RAM, to be written down later. `waiter`: the position of the
+    /// write in the queue, if it has waited for space.
     pub(crate) fn defer(&self, piece: &Piece, data: &[u8], waiter: Option<&Waiter<'_>>) -> Defer {
         let turn = waiter.map(|waiter| waiter.turn);
         let deferred = self.shard(piece.block).defer(piece.block, &piece.sectors, data, turn);
@@ -315,7 +316,8 @@ impl Tier {
         deferred
     }
 
-    /// Writes a request to RAM, to be written down later. `false`: it was not, and nothing changed.
+    /// Writes a request to RAM, to be written down later. Returns `false` if it was not deferred;
+    /// nothing has changed then.
     pub(crate) fn defer_whole(&self, offset: u64, data: &[u8]) -> bool {
         let end = offset + data.len() as u64;
         let region = Region(offset / REGION_BYTES);
@@ -411,7 +413,7 @@ impl Tier {
         None
     }
 
-    /// Returns a taker for deferred data of a region, which first asks now.
+    /// Returns a new taker for deferred data of a region.
     pub(crate) fn taker(&self, region: Region) -> Taker {
         self.shard_of(region).taker()
     }

@@ -1,4 +1,4 @@
-//! Memory that a tier gives back to the system while memory is short.
+//! Memory that a tier returns to the system while memory is short.
 
 use super::Tier;
 use crate::shard::Shard;
@@ -7,7 +7,7 @@ use crate::shard::Shard;
 const STEP: u32 = 256;
 
 impl Tier {
-    /// Returns the bytes of data that the tier may hold at the moment: its size, or less after
+    /// Returns the bytes of data that the tier may hold at present: its size, or less after
     /// [`Tier::set_room`].
     pub fn room(&self) -> u64 {
         let blocks: u64 = self.shards.iter().map(|shard| u64::from(shard.0.lock().room())).sum();
@@ -20,11 +20,11 @@ impl Tier {
         blocks.sum::<u64>() * self.block.bytes()
     }
 
-    /// Limits the tier to about this many bytes of data, up to its size, and returns the memory of
-    /// the rest to the system. The least used blocks are evicted; deferred data stays, and is
-    /// written down early. Returns the bytes that the tier may hold now.
+    /// Limits the tier to about this many bytes of data, up to its size, and returns the remaining
+    /// memory to the system. Evicts the least used blocks; deferred data stays, and is written down
+    /// early. Returns the bytes that the tier may hold now.
     pub fn set_room(&self, bytes: u64) -> u64 {
-        // Rounded up, so that a small step of growth is one.
+        // Rounded up, so that a small growth step still is one block.
         let most = (bytes / self.block.bytes()).div_ceil(self.shards.len() as u64);
         let wanted = |shard: &Shard| most.min(shard.capacity().into()) as u32;
         for shard in &self.shards {
@@ -41,8 +41,8 @@ impl Tier {
                 }
             }
         }
-        // Less space for deferred writes may make their write-down urgent, and more may be waited
-        // for.
+        // Less space for deferred writes may make their write-down urgent, and more space may end
+        // the wait of writes.
         self.deferring.work.notify_all();
         self.note_change_everywhere();
         self.room()

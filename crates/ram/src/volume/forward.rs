@@ -1,4 +1,4 @@
-//! Requests on one lane that the lower tier serves, or that have to wait.
+//! Requests on one lane that the lower tier serves, or that must wait.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,8 +17,8 @@ use crate::tier::{Tier, Waiter};
 use crate::watch::Watcher;
 use crate::write_down::{self, PendingCompletion};
 
-/// Longest discard, or write of zeroes, that is sent at once: each of its regions is visited first,
-/// and each block of those in RAM.
+/// Longest discard or write of zeroes that is sent in one part: it visits each region, and each
+/// block of regions in RAM.
 pub(super) const MOST_AT_ONCE: u64 = 256 << 20;
 
 /// Change of the cached copies after the lower tier's answer.
@@ -54,11 +54,11 @@ struct ForwardedRequest {
     sink: Rc<dyn CompletionSink>,
     then: Then,
     tokens: Vec<Token>,
-    /// For a read: the parts of its range that RAM had and the lower tier lacked.
+    /// For a read, the parts of its range for which RAM had data that the lower tier lacks.
     newer: Vec<(usize, Vec<u8>)>,
 }
 
-/// Completes a request whose task panics (invariant 25).
+/// Completes a request if its task panics (invariant 25).
 struct Promise(u64, Option<Rc<dyn CompletionSink>>);
 
 impl Promise {
@@ -70,7 +70,7 @@ impl Promise {
 }
 
 impl Promise {
-    /// Passes the duty to answer to another task.
+    /// Leaves the completion to another task.
     fn leave(mut self) {
         self.1 = None;
     }
@@ -90,7 +90,7 @@ pub(super) struct Forward {
     pub(super) lower: Rc<dyn BlockService>,
     lane: Rc<Lane>,
     watcher: Watcher,
-    /// By the tag that the lower tier sees.
+    /// Requests in flight, by the tag that the lower tier gets.
     in_flight: RefCell<Vec<Option<ForwardedRequest>>>,
     free: RefCell<Vec<usize>>,
     /// Empty lists of tokens, to be used again.
@@ -173,7 +173,7 @@ impl Forward {
                 }
                 self.pass_offers();
             }
-            // After an error it is not known which sectors were written.
+            // After an error, the sectors that were written are unknown.
             Then::Written => {
                 let Request { offset, len, .. } = own.request;
                 self.tier.end_write(offset, len, (TierChange::Data, done), data, &own.tokens);
@@ -195,7 +195,7 @@ impl Forward {
         }
     }
 
-    /// Sends a request to the lower tier, once no data of its range is being written down.
+    /// Sends a request to the lower tier as soon as no data of its range is being written down.
     pub(super) fn send(
         self: &Rc<Self>,
         request: Request,
@@ -236,8 +236,8 @@ impl Forward {
         }
     }
 
-    /// Discards a range. Its deferred data is not written down: the lower tier gets zeroes there,
-    /// because it may keep discarded blocks, whose data is older.
+    /// Discards a range. Deferred data is not written down: the lower tier gets zeroes there
+    /// instead, because it may keep the older data of discarded blocks.
     fn discard(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
         let Err(request) = self.send_now(request, Then::Discarded, sink) else { return };
         let (own, sink) = (self.clone(), sink.clone());
@@ -257,8 +257,7 @@ impl Forward {
             let sink: Rc<dyn CompletionSink> = answer.clone();
             let part = |op, offset, len| Request { op, offset, len, data: None, ..*request };
             if let Some(pinned) = pinned.filter(|_| start == at) {
-                // Clean blocks between those with deferred data become zeroes as well, in one
-                // request.
+                // Clean blocks between those with deferred data are zeroed as well, in one request.
                 let zeroes = part(Op::WriteZeroes, at, pinned.hull_end - at);
                 self.clone().send_whole(zeroes, Then::Zeroed, sink).await;
                 at = pinned.hull_end;
@@ -268,7 +267,7 @@ impl Forward {
             {
                 at = start;
             } else {
-                // Something was deferred there meanwhile.
+                // Data was deferred there meanwhile.
                 continue;
             }
             answer.completion().await.result?;
@@ -276,7 +275,7 @@ impl Forward {
         Ok(())
     }
 
-    /// Sends a long change in parts, and lets the lane's other tasks run between them.
+    /// Sends a long change in parts, and lets other tasks of the lane run between them.
     pub(super) fn in_parts(self: &Rc<Self>, request: Request, sink: &Rc<dyn CompletionSink>) {
         let (own, sink) = (self.clone(), sink.clone());
         self.lane.spawn(async move {
@@ -315,12 +314,12 @@ impl Forward {
         });
     }
 
-    /// Notes that a client needs the lower tier.
+    /// Records that a client needs the lower tier.
     pub(super) fn note_use(&self) {
         self.tier.deferring.note_use(|| self.lane.now());
     }
 
-    /// Writes data to RAM from the byte `at` of the request on, which it advances.
+    /// Writes data to RAM from byte `at` of the request on, and advances `at`.
     fn defer_from(
         &self,
         offset: u64,
@@ -340,8 +339,8 @@ impl Forward {
         Defer::Done { wakes: false }
     }
 
-    /// Writes to RAM, to be written down later, or at once if it is to be `durable`; waits for
-    /// space if need be.
+    /// Writes a request to RAM, to be written down later, or at once if it must be `durable`. Waits
+    /// for space if necessary.
     pub(super) fn defer(
         self: &Rc<Self>,
         mut request: Request,
@@ -367,7 +366,7 @@ impl Forward {
         });
     }
 
-    /// Makes the data of a range durable, as FUA demands; data that must only survive the daemon is
+    /// Makes the data of a range durable, as FUA demands. Data that must only survive the daemon is
     /// flushed as well.
     async fn make_durable(&self, offset: u64, len: u64) -> Result<(), IoError> {
         let within = self.lower.whole_blocks(offset..offset + len);
@@ -385,7 +384,7 @@ impl Forward {
     }
 
     /// Sends a change to the lower tier. To change a part of a block, that tier needs the rest, and
-    /// its copy may be unreadable: deferred data beside the change is written down first.
+    /// its copy may be unreadable. Deferred data beside the change is therefore written down first.
     async fn send_whole(
         self: Rc<Self>,
         request: Request,
@@ -399,7 +398,7 @@ impl Forward {
             if beside.start < beside.end
                 && self.tier.is_pinned(beside.start, beside.end - beside.start)
             {
-                // If that fails, so does the change.
+                // If that fails, the change will fail as well.
                 let _ = write_down::range(&self.tier, &self.lower, beside).await;
             }
         }
@@ -407,9 +406,9 @@ impl Forward {
         self.send_in_turn(request, then, sink).await;
     }
 
-    /// Writes to RAM from the byte `at` on, or, from where that is not possible, to the lower tier.
-    /// No byte is written twice: as soon as a read may have returned it, later writes are newer.
-    /// Returns the buffer as well, for the answer.
+    /// Writes to RAM from byte `at` on, or to the lower tier from the first byte that cannot be
+    /// deferred. Each byte is written once: as soon as a read may have returned it, later writes
+    /// may be newer. Also returns the buffer, for the answer.
     async fn defer_in_turn(
         self: &Rc<Self>,
         request: &Request,
@@ -444,7 +443,7 @@ impl Forward {
         }
         drop(waiter);
         self.watcher.passed_write(request.len);
-        // Data that was written to RAM already is not written again.
+        // Data that was written to RAM must not be written again.
         let rest = if at == 0 { data } else { IoBuf::copy_from(&data[at..]) };
         let (offset, len) = (request.offset + at as u64, rest.len() as u64);
         let rest = Request { offset, len, data: Some(rest), ..*request };

@@ -1,4 +1,4 @@
-//! Writes one run of deferred data to the lower tier, in parts if it does not take all of it.
+//! Writes one run of deferred data to the lower tier, in parts if writing the whole fails.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -15,9 +15,9 @@ use super::{ask, write};
 const PARTS: u64 = 16;
 const MOST_IN_VAIN: u32 = 32;
 
-/// Writes a run to the lower tier. If that fails, splits it until only blocks of the tier are left
-/// that cannot be written, whose ranges are added to `failed`: a bad sector keeps no others from
-/// the lower tier. `answered` is called at each answer.
+/// Writes a run to the lower tier. If that fails, splits it until the remaining failed parts are
+/// single blocks of the tier, whose ranges are added to `failed`. A bad sector thus keeps no other
+/// data from the lower tier. Calls `answered` at each answer.
 ///
 /// # Errors
 /// The last failure.
@@ -57,7 +57,7 @@ pub(super) async fn put(
     result
 }
 
-/// Cuts data into parts that end where blocks do.
+/// Cuts data into parts that end at block boundaries.
 fn parts(offset: u64, mut data: IoBuf, block: u64) -> Vec<(u64, IoBuf)> {
     let part = (data.len() as u64).div_ceil(PARTS).next_multiple_of(block);
     let (mut all, mut at) = (Vec::new(), offset);

@@ -61,7 +61,7 @@ impl Bench {
         assert_eq!(self.lane.panics(), 0);
     }
 
-    /// Runs tasks and answers requests until there are none.
+    /// Runs tasks and answers requests until none are left.
     pub(super) fn settle(&self) {
         self.run();
         while self.disk.progress(|_| 0) {
@@ -69,7 +69,7 @@ impl Bench {
         }
     }
 
-    /// Lets time pass, and then everything happen.
+    /// Advances the time, and then runs and answers everything.
     pub(super) fn pass(&self, time: Duration) {
         self.clock.pass(time);
         self.settle();
@@ -85,12 +85,12 @@ impl Bench {
         tag
     }
 
-    /// Returns how a request ended, if it has.
+    /// Returns the result of a request, if it has ended.
     pub(super) fn result(&self, tag: u64) -> Option<Result<(), IoError>> {
         self.ended.borrow().get(&tag).map(|answer| answer.result)
     }
 
-    /// Submits a request and returns how it ended.
+    /// Submits a request and returns its result.
     pub(super) fn ask(&self, request: Request) -> Result<(), IoError> {
         let tag = self.submit(request);
         self.settle();

@@ -1,4 +1,4 @@
-//! A tier that defers writes now and then.
+//! A tier that defers writes for some of the time.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ fn world(seed: u64) -> World {
     world
 }
 
-/// Does one random thing.
+/// Performs one random step.
 fn step(world: &mut World, seed: u64) {
     match world.rng.u32(0..1000) {
         0..300 => world.ask(&OPS),

@@ -1,5 +1,5 @@
-//! The lower tier of the tests: a disk with a volatile write cache, whose requests take effect, and
-//! end, when the test says so.
+//! The lower tier of the tests: a disk with a volatile write cache. The test decides when requests
+//! take effect and when they end.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -27,9 +27,9 @@ pub(super) struct Disk {
     stable: RefCell<Vec<Content>>,
     version: Cell<u64>,
     losses: Cell<u64>,
-    /// Reads that it was told of.
+    /// Number of uses that were reported.
     pub(super) told: Cell<u64>,
-    /// Ranges that it was offered, and whether they were current.
+    /// Ranges that were offered, and whether the offers were current.
     pub(super) offers: RefCell<Vec<(Range<usize>, bool)>>,
     waiting: RefCell<Vec<Waiting>>,
     /// Every request that took effect or failed: operation, offset, length.
@@ -42,7 +42,7 @@ pub(super) struct Disk {
     pub(super) fails: Cell<u32>,
     /// Chance that a read fails.
     pub(super) read_fails: Cell<u32>,
-    /// Chance that a sector that is discarded becomes zero.
+    /// Chance that a discarded sector becomes zero.
     pub(super) discards: Cell<u32>,
     /// Sectors that cannot be read.
     pub(super) unreadable: RefCell<Range<usize>>,
@@ -139,7 +139,7 @@ impl Disk {
         }
     }
 
-    /// Applies a request. One that fails takes effect in any of its sectors.
+    /// Applies a request. A failed one takes effect in some of its sectors.
     fn act(&self, request: &mut Request, flushed: &[Content]) -> Result<(), IoError> {
         let (op, offset, len) = (request.op, request.offset, request.len);
         self.log.borrow_mut().push((op, offset, len));
@@ -176,8 +176,8 @@ impl Disk {
         if fails { Err(IoError::Io) } else { Ok(()) }
     }
 
-    /// Lets one waiting request, chosen by `choose`, take effect or, if it has, end. Returns
-    /// `false` if there is none.
+    /// Lets one waiting request, chosen by `choose`, take effect or, if it has taken effect, end.
+    /// Returns `false` if there is none.
     pub(super) fn progress(&self, choose: impl FnOnce(usize) -> usize) -> bool {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.is_empty() {

@@ -1,4 +1,4 @@
-//! A tier that lets no other block enter, or that is told to forget.
+//! A tier that is frozen, or that is told to forget.
 
 use super::bench::{Bench, INFINITE, write};
 use super::*;
@@ -24,7 +24,7 @@ fn a_frozen_tier_serves_and_updates_blocks_but_admits_none() {
     let reads = bench.disk.requests(Op::Read).len();
     assert_eq!(bench.read(0, 8), [1, 1, 1, 1, 3, 3, 3, 3]);
     assert_eq!(bench.disk.requests(Op::Read).len(), reads, "a hit");
-    // Another size begins empty, and stays so.
+    // A tier of another size begins empty, and stays empty while frozen.
     bench.tier.change(options(2 << 20, 4096)).expect("memory");
     assert_eq!(bench.read(0, 8), [1, 1, 1, 1, 3, 3, 3, 3]);
     assert_eq!(bench.tier.counts().cached, 0);

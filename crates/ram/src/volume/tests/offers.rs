@@ -1,5 +1,5 @@
-//! Blocks that RAM gives up after use are offered to the lower tier. That an offer is current is
-//! checked by [`super::disk::Disk`], in these tests and in the random ones.
+//! Used blocks that RAM evicts are offered to the lower tier. [`super::disk::Disk`] checks that an
+//! offer is current, in these tests and in the random ones.
 
 use super::bench::{Bench, INFINITE, write};
 use super::*;
@@ -13,7 +13,7 @@ fn bench() -> Bench {
     bench
 }
 
-/// Reads so much else that RAM gives up all that it had.
+/// Reads enough other blocks to evict all present ones.
 fn read_others(bench: &Bench) {
     for sector in 1000..1000 + 4 * BLOCKS {
         bench.read(sector, 1);
@@ -48,7 +48,7 @@ fn writes_and_losses_below_make_an_offer_outdated() {
         let bench = bench();
         bench.tier.offers.set_welcome(true);
         (0..2).for_each(|_| drop(bench.read(0, 1)));
-        // Not through the volume, so that the offer is not passed on.
+        // The read bypasses the volume, so that the offer is not passed on.
         let mut other = 1000 * SECTOR_SIZE;
         let offer = loop {
             let tokens: Vec<_> = bench.tier.begin_fill(other, SECTOR_SIZE).collect();

@@ -120,7 +120,7 @@ fn prefetching_cached_blocks_leaves_turns_to_other_tasks() {
             yield_now().await;
         }
     });
-    // No time passes, so it has nothing to give way for.
+    // No time passes, so the prefetch yields to nothing.
     running.bench.run();
     assert_eq!(running.ended.take(), Some(Prefetched::default()));
     assert!(turns.get() >= 100, "{} turns beside 400 regions", turns.get());

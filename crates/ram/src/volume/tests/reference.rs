@@ -2,17 +2,17 @@
 
 use std::ops::Range;
 
-/// A time that has not come.
+/// A time that never comes.
 const NEVER: u64 = u64::MAX;
 
-/// The certainty that a sector had a value.
+/// How certain it is that a sector had a value.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Proof {
-    /// The request is in flight, or has failed, or may have no effect.
+    /// The request is in flight, has failed, or may have had no effect.
     None,
-    /// A read has returned it, from a write that was in flight.
+    /// A read has returned the value from a write in flight.
     Read,
-    /// The write was acknowledged, or has ended and a read has returned its value.
+    /// The write was acknowledged, or it has ended and a read has returned its value.
     Ended,
 }
 
@@ -53,8 +53,8 @@ impl Reference {
         begin
     }
 
-    /// Ends the write that began at `begin`. `certain`: it took effect. `since`: when the oldest
-    /// request in flight began.
+    /// Ends the write that began at `begin`. `certain`: it took effect. `since`: the time at which
+    /// the oldest request in flight began.
     pub(super) fn end_write(
         &mut self,
         range: &Range<usize>,
@@ -83,7 +83,7 @@ impl Reference {
         events.push(Event { value, begin, end, proof });
     }
 
-    /// Notes that the disk has lost writes and has an older value now.
+    /// Records that the disk has lost writes and has this older value now.
     pub(super) fn lost(&mut self, sector: usize, value: u32) {
         let begin = self.tick();
         let event = Event { value, begin, end: begin, proof: Proof::None };
@@ -125,8 +125,8 @@ impl Reference {
     }
 }
 
-/// Returns the begin of the last event that certainly was before `since`: values that ended before
-/// it are over.
+/// Returns the begin of the last event that was certainly before `since`: values that ended before
+/// it cannot occur any more.
 fn last_certain(events: &[Event], since: u64, proof: Proof) -> u64 {
     let certain = events.iter().filter(|event| event.proof >= proof && event.end < since);
     certain.map(|event| event.begin).max().unwrap_or(0)

@@ -1,4 +1,4 @@
-//! A tier that gives memory back while memory is short.
+//! A tier that returns memory to the system while memory is short.
 
 use super::bench::{Bench, INFINITE, write};
 use super::*;
@@ -14,7 +14,7 @@ fn bench(policy: ReplacementKind) -> Bench {
     bench
 }
 
-/// Returns how many of these sectors RAM has.
+/// Returns how many of these sectors are cached in RAM.
 fn cached(bench: &Bench, sectors: Range<u64>) -> usize {
     let mut bytes = [0; SECTOR];
     sectors.filter(|sector| bench.tier.read(sector * SECTOR_SIZE, &mut bytes).is_some()).count()
@@ -37,7 +37,7 @@ fn the_most_used_blocks_stay_with_their_data() {
         let values: Vec<u32> = (100..150).flat_map(|sector| bench.read(sector, 1)).collect();
         assert!(values.into_iter().eq(100..150), "{policy}");
         assert!(bench.disk.requests(Op::Read).len() - reads <= 20, "{policy}");
-        // No more than that enters, until there is memory again.
+        // Only that much enters until more memory is available again.
         (0..BLOCKS).for_each(|sector| drop(bench.read(sector, 1)));
         assert_eq!(bench.tier.counts().cached, 64, "{policy}");
         assert_eq!(bench.tier.set_room(u64::MAX), BLOCKS * SECTOR_SIZE);

@@ -33,7 +33,7 @@ fn the_age_limit_holds_again_after_a_flush_has_failed() {
     let bench = Bench::new(1 << 20, 4096, INTERVAL);
     bench.keep();
     assert_eq!(bench.result(bench.submit(write(0, 8, 5))), Some(Ok(())));
-    // The flush takes everything with it, so the write-down task finds nothing to wait for.
+    // The flush writes everything down, so the write-down task finds no work.
     bench.disk.fails.set(100);
     let flush = bench.submit(request(Op::Flush, 0, 0, None));
     bench.clock.pass(INTERVAL.within / 2);
@@ -67,7 +67,7 @@ fn a_failed_replacement_restores_the_age_limit() {
 fn data_that_was_not_replaced_keeps_its_age_beside_newer_data() {
     let bench = Bench::new(1 << 20, 4096, INTERVAL);
     bench.keep();
-    // Now the task knows that the disk is fast, and waits until shortly before the limit.
+    // The task now knows that the disk is fast, and waits until shortly before the age limit.
     assert_eq!(bench.result(bench.submit(write(0, 8, 4))), Some(Ok(())));
     bench.clock.pass(INTERVAL.within / 2);
     bench.run();
@@ -78,7 +78,7 @@ fn data_that_was_not_replaced_keeps_its_age_beside_newer_data() {
     bench.pass(4 * SECOND);
     bench.disk.fails.set(100);
     let zeroes = bench.submit(request(Op::WriteZeroes, 0, 512 * SECTOR, None));
-    // The task finds nothing that is deferred.
+    // The task finds no deferred data.
     bench.tier.deferring.work.notify_all();
     bench.clock.pass(SECOND);
     bench.run();
@@ -111,7 +111,8 @@ fn a_request_that_does_not_end_holds_back_no_other_region() {
         assert_eq!(bench.result(bench.submit(write(0, 8, 5))), Some(Ok(())));
         (0..25).for_each(|_| second(1));
         assert_eq!(bench.disk.waiting(), 1, "{mode}");
-        // Newer data of its region has to wait for it, and there is no pass for that alone.
+        // Newer data of the region must wait for the write-down in flight, and no pass begins for
+        // it alone.
         assert_eq!(bench.result(bench.submit(write(8, 8, 6))), Some(Ok(())));
         (0..20).for_each(|_| second(1));
         for step in 1..100u32 {
@@ -122,7 +123,7 @@ fn a_request_that_does_not_end_holds_back_no_other_region() {
         (0..10).for_each(|_| second(1));
         assert_eq!(bench.tier.counts().late_write_downs, 0, "{mode}");
         assert_eq!(bench.tier.counts().deferred_bytes, 2 * 4096, "{mode}");
-        // It comes back.
+        // The disk answers again.
         (0..20).for_each(|_| second(0));
         assert_eq!((bench.below(0..8), bench.below(8..16)), (vec![5; 8], vec![6; 8]), "{mode}");
         assert!(!bench.tier.has_deferred(), "{mode}");
@@ -155,7 +156,7 @@ fn data_of_a_failed_write_down_waits_for_no_newer_data() {
     bench.disk.fails.set(100);
     bench.clock.pass(INTERVAL.within / 2);
     bench.run();
-    // The first block is on its way.
+    // The first block is being written down.
     assert_eq!(bench.result(bench.submit(write(8, 8, 6))), Some(Ok(())));
     bench.settle();
     bench.disk.repair();
@@ -268,7 +269,8 @@ fn a_write_without_space_learns_that_the_disk_fails() {
     assert_eq!(bench.read(0, 128), [5; 128]);
 }
 
-/// A part of each block can be written down, which makes no space: the block stays as a whole.
+/// A part of each block can be written down, which makes no space, because a block leaves only as a
+/// whole.
 #[test]
 fn a_write_without_space_fails_if_no_block_can_be_written_down() {
     let bench = Bench::new(2 * 4096, 4096, INFINITE);
@@ -294,7 +296,7 @@ fn a_write_without_space_fails_if_no_block_can_be_written_down() {
     );
 }
 
-/// Other data of its shard can be written, so that there is space for one write after the other.
+/// Other data of the shard can be written, which makes space for one write after the other.
 #[test]
 fn an_unwritable_block_is_not_retried_for_each_waiting_write() {
     let bench = Bench::new(4 * 4096, 4096, INFINITE);
@@ -305,7 +307,7 @@ fn an_unwritable_block_is_not_retried_for_each_waiting_write() {
     let tags: Vec<u64> = places.map(|first| bench.submit(write(first, 8, 5))).collect();
     bench.keep();
     while bench.disk.waiting() > 0 {
-        // They all end at the same time.
+        // All requests end at the same time.
         (0..2 * bench.disk.waiting()).for_each(|_| _ = bench.disk.progress(|_| 0));
         bench.run();
     }
@@ -364,7 +366,7 @@ fn writes_during_a_write_down_are_written_down_after_it() {
     let bench = Bench::new(1 << 20, 4096, INFINITE);
     assert_eq!(bench.ask(write(0, 8, 5)), Ok(()));
     let first = bench.submit(request(Op::Flush, 0, 0, None));
-    // Data on its way to the disk can be read and overwritten.
+    // Data that is being written to the disk can be read and overwritten.
     assert_eq!(bench.result(bench.submit(write(0, 4, 6))), Some(Ok(())));
     let second = bench.submit(request(Op::Flush, 0, 0, None));
     bench.settle();
@@ -460,7 +462,7 @@ fn waiters_for_a_region_are_served_together() {
     assert_eq!(bench.disk.waiting(), 1, "at most one write-down of a region is in flight");
     assert!(bench.disk.progress(|_| 0) && bench.disk.progress(|_| 0));
     bench.run();
-    // The first has its flush; all others are written in one piece.
+    // The first write has its flush in flight; all others are written in one request.
     assert_eq!(bench.disk.waiting(), 2);
     bench.settle();
     assert_eq!(bench.disk.requests(Op::Write), [(0, 4096), (4096, 7 * 4096)]);

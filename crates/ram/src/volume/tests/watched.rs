@@ -33,7 +33,7 @@ impl Watched {
         Watched { disk, tier, volumes, answers: Rc::default() }
     }
 
-    /// Sends requests for all of the first `sectors`, by both volumes in turn.
+    /// Sends requests for all of the first `sectors`, alternately by both volumes.
     fn all(&self, op: Op, sectors: u64) {
         for (turn, at) in (0..sectors).step_by(REQUEST as usize).enumerate() {
             self.one(op, turn, at, REQUEST);

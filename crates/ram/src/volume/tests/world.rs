@@ -39,7 +39,7 @@ pub(super) struct World {
     next: u32,
     /// Ranges of most requests.
     hot: Vec<Range<u64>>,
-    /// Sectors of the longest request but for rare ones.
+    /// Sectors of the longest request, except for rare longer ones.
     longest: u64,
     /// Flushes and FUA writes make data durable.
     pub(super) heeds_flush: bool,
@@ -86,7 +86,7 @@ impl World {
     fn pick(&mut self) -> Range<usize> {
         let region = REGION_BYTES / SECTOR_SIZE;
         if self.sectors() > region && self.rng.u32(0..100) == 0 {
-            // Such a region is zeroed as a whole.
+            // A region is zeroed as a whole this way.
             return 0..self.rng.choice([region, self.sectors()]).unwrap_or(region) as usize;
         }
         let hot = self.hot[self.rng.usize(0..self.hot.len())].clone();
@@ -96,7 +96,7 @@ impl World {
         first as usize..(first + len) as usize
     }
 
-    /// The disk loses writes that no flush has covered.
+    /// Makes the disk lose writes that no flush has covered.
     pub(super) fn lose(&mut self) {
         let range = self.pick();
         self.disk.lose(range.clone());
@@ -106,7 +106,7 @@ impl World {
     /// Submits one of these requests.
     pub(super) fn ask(&mut self, ops: &[Op]) {
         if self.rng.u32(0..60) == 0 {
-            // Memory becomes short, or is there again.
+            // Memory becomes short, or is available again.
             let size = self.tier.options().bytes;
             self.tier.set_room(self.rng.u64(0..=2 * size));
         }
@@ -197,14 +197,14 @@ impl World {
         }
     }
 
-    /// Lets one waiting request take effect or, if it has, end.
+    /// Lets one waiting request take effect or, if it has taken effect, end.
     pub(super) fn progress(&mut self) -> bool {
         let progress = self.disk.progress(|count| self.rng.usize(0..count));
         self.take_answers();
         progress
     }
 
-    /// Tasks that are ready proceed, on one lane or on both.
+    /// Runs tasks that are ready, on one lane or on both.
     pub(super) fn run(&mut self) -> bool {
         let both = self.rng.bool();
         let first = self.rng.usize(0..2);

@@ -1,4 +1,4 @@
-//! Writing down: which data, and when.
+//! Which data is written down, and when.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ fn a_range_as_large_as_the_tier_fits() {
         }
     }
     assert_eq!((bench.disk.requests(Op::Write), bench.tier.counts().waits), (vec![], 0));
-    // Data that is read from below beside it does not enter.
+    // Data that is read from the lower tier beside it is not cached.
     assert_eq!(bench.read(2048, 8), [0; 8]);
     assert!(!bench.tier.has(1 << 20, 4096) && bench.tier.has(0, 1 << 20));
     assert_eq!(bench.flush(), Ok(()));
@@ -76,7 +76,7 @@ fn data_discarded_before_its_write_down_is_never_written() {
     for block in [512, 4096] {
         let bench = Bench::new(1 << 20, block, INFINITE);
         assert_eq!(bench.ask(write(8, 16, 7)), Ok(()));
-        // A disk that keeps discarded data.
+        // On a disk that keeps discarded data.
         assert_eq!(bench.ask(request(Op::Discard, 0, 64 * SECTOR, None)), Ok(()));
         assert_eq!(bench.read(0, 64), [0; 64]);
         assert!(!bench.tier.has_deferred());
@@ -113,7 +113,7 @@ fn everything_is_on_the_disk_when_its_age_limit_ends() {
     let modes = [WriteDown::Interval, WriteDown::Average, WriteDown::Idle, WriteDown::Buffer];
     for (mode, steps) in modes.into_iter().flat_map(|mode| [(mode, 1), (mode, 1000)]) {
         if (mode, steps) == (WriteDown::Average, 1) {
-            // It spreads its requests over time, and needs some of it for each.
+            // This mode spreads its requests over time, so it needs several steps.
             continue;
         }
         let bench = Bench::new(8 << 20, 4096, Deferral { mode, ..INTERVAL });
@@ -236,7 +236,7 @@ fn an_ignored_flush_needs_no_request_to_the_disk() {
     assert_eq!(bench.result(flush), Some(Ok(())));
     assert_eq!(bench.disk.log.borrow().len(), 0);
     assert!(bench.tier.has_deferred());
-    // From now on a flush is one.
+    // From now on a flush has its effect.
     bench.tier.defer_writes(Some(INFINITE));
     assert_eq!(bench.flush(), Ok(()));
     assert_eq!(bench.disk.after_a_crash(0), 5);
