@@ -30,8 +30,8 @@ pub struct Request {
     pub fast: bool,
     /// Keep the space allocated (`WriteZeroes` only): do not punch a hole.
     pub no_hole: bool,
-    /// The data of a write, `len` bytes; for a read, where the data goes (`len` bytes), or `None`
-    /// to let the engine choose a buffer.
+    /// The data of a write, `len` bytes; for a read, the destination (`len` bytes), or `None` to
+    /// let the engine choose a buffer.
     pub data: Option<IoBuf>,
 }
 
@@ -57,7 +57,7 @@ pub trait CompletionSink {
 pub struct Extent {
     /// Length in bytes.
     pub len: u64,
-    /// No data is stored there.
+    /// The range is a hole: no data is stored there.
     pub hole: bool,
     /// Reads as zeroes.
     pub zero: bool,
@@ -68,7 +68,7 @@ pub struct Extent {
 pub struct StateExtent {
     /// Length in bytes.
     pub len: u64,
-    /// There is a copy in the cache or in RAM.
+    /// The cache or RAM has a copy.
     pub cached: bool,
     /// The data is newer than the origin's.
     pub dirty: bool,
@@ -86,7 +86,7 @@ impl StateExtent {
         }
     }
 
-    /// Returns the states of one range that two tiers have in common, as far as both are known.
+    /// Returns the states of a range in two tiers combined, as far as both are known.
     pub fn join(upper: &[StateExtent], lower: &[StateExtent]) -> Vec<StateExtent> {
         let (mut joined, mut lower) = (Vec::new(), lower.iter().copied());
         let mut below = lower.next();
@@ -106,12 +106,12 @@ impl StateExtent {
     }
 }
 
-/// Distance of a received request from its submission by the front end.
+/// How soon the front end will submit a request that it has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coming {
     /// The request is submitted next.
     Next,
-    /// Other requests come before it.
+    /// After other requests.
     Later,
 }
 
@@ -130,8 +130,8 @@ pub trait BlockService {
         Sectors::SMALL
     }
 
-    /// Returns the smallest range around this one that can be written without reading neighbouring
-    /// data.
+    /// Returns the smallest range that contains this one and can be written without reading
+    /// neighbouring data.
     fn whole_blocks(&self, range: Range<u64>) -> Range<u64> {
         let block = self.preferred_block();
         range.start / block * block..range.end.next_multiple_of(block)
@@ -140,10 +140,12 @@ pub trait BlockService {
     /// Returns whether writes are refused.
     fn read_only(&self) -> bool;
 
-    /// Reads into `into` if that needs no waiting. `None`: submit the request instead.
+    /// Reads into `into` if that needs no waiting. `None`: the caller must submit the request
+    /// instead.
     fn read_now(&self, offset: u64, into: &mut [u8]) -> Option<Result<(), IoError>>;
 
-    /// Writes `data` if that needs no waiting. `None`: nothing has happened; submit the request.
+    /// Writes `data` if that needs no waiting. `None`: nothing has changed; the caller must submit
+    /// the request.
     fn write_now(&self, offset: u64, data: &[u8]) -> Option<Result<(), IoError>>;
 
     /// Prefetch hint: a read or write at `offset` follows. Index and device memory is fetched while
@@ -152,7 +154,7 @@ pub trait BlockService {
     fn expect(&self, _op: Op, _offset: u64, _coming: Coming) {}
 
     /// Returns the most memory, in bytes, that a request takes from its submission until its data
-    /// is no longer needed; the data is included.
+    /// is no longer needed, including the data.
     fn memory(&self, op: Op, _offset: u64, len: u64) -> u64 {
         const TASK: u64 = 4 << 10;
         TASK + if matches!(op, Op::Read | Op::Write) { len } else { 0 }
@@ -165,8 +167,8 @@ pub trait BlockService {
         0
     }
 
-    /// Notes that a tier above has served a read of this range, so that its blocks do not count as
-    /// cold here.
+    /// Records that a tier above has served a read of this range, so that its blocks do not count
+    /// as cold here.
     fn used(&self, _offset: u64, _len: u64) {}
 
     /// Returns whether [`BlockService::offer`] may be of use at the moment.
@@ -178,7 +180,7 @@ pub trait BlockService {
     /// origin. May be ignored.
     ///
     /// `is_current` is called at most once. It returns whether a read of the range would return
-    /// this data, and no write to it has begun.
+    /// this data and no write to it has begun.
     fn offer(&self, _offset: u64, _data: &[u8], _is_current: &dyn Fn() -> bool) {}
 
     /// Starts a request. It completes exactly once through `sink`.
@@ -193,14 +195,14 @@ pub trait BlockService {
     /// while the index is being loaded. Takes a short time, and covers less of a long range for
     /// that.
     ///
-    /// Acknowledged data is dirty until the origin has it. So [`BlockService::origin`] has the data
-    /// of a run that is not dirty, if it is read after this call.
+    /// Acknowledged data is dirty until the origin has it. For a run that is not dirty,
+    /// [`BlockService::origin`] therefore has the data, if it is read after this call.
     fn states(&self, _offset: u64, len: u64) -> Option<Vec<StateExtent>> {
         Some(vec![StateExtent { len, cached: false, dirty: false }])
     }
 
-    /// Returns the origin, with the same offsets, to look for holes; `None`: only
-    /// [`BlockService::extents`] knows about them.
+    /// Returns the origin, with the same offsets, to look for holes; `None` if only
+    /// [`BlockService::extents`] knows them.
     fn origin(&self) -> Option<Arc<dyn Device>> {
         None
     }

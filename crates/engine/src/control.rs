@@ -57,7 +57,7 @@ const TICK: Duration = Duration::from_millis(20);
 pub struct VolumeSpec {
     /// The volume's name.
     pub name: String,
-    /// The origin as the operator named it.
+    /// The origin, by the name that the operator gave it.
     pub origin: String,
     /// The volume's UUID.
     pub uuid: Uuid,
@@ -93,8 +93,9 @@ fn record_with(settings: &Settings, old: &VolumeRecord) -> VolumeRecord {
 }
 
 impl EngineLane {
-    /// Creates a volume on an open cache and starts it. The origin is taken as it is. Settings that
-    /// all volumes share, such as the policy, stay as the cache's volumes have them.
+    /// Creates a volume on an open cache and starts it. The content of the origin is accepted
+    /// without a check. Settings that all volumes share, such as the policy, keep the values of the
+    /// cache's volumes.
     ///
     /// # Errors
     /// The name is taken, the settings contradict each other, the origin is empty or cannot be
@@ -119,7 +120,7 @@ impl EngineLane {
         let (samples, settled) = self.sample(&origin, size).await?;
         self.store.rest_volume_ids().await?;
         let turn = self.cache.settings_gate.enter().await;
-        // While the cache device does not answer, the volume table lacks the latest change.
+        // While the cache device does not answer, the volume table may lack the latest change.
         let served = self.cache.volumes().first().map(|other| other.settings());
         let stored = || self.cache.store.volumes().first().map(settings_of);
         if let Some(other) = served.or_else(stored) {
@@ -171,7 +172,7 @@ impl EngineLane {
         self.bring_up(&name, origin, sectors, settled).await
     }
 
-    /// Gives a new volume its addresses, and has the origin know the volume.
+    /// Assigns addresses to a new volume, and claims the origin for it.
     async fn take_space(
         &self,
         id: VolumeId,
@@ -187,8 +188,8 @@ impl EngineLane {
         claimed
     }
 
-    /// Switches the replacement policy. The cached blocks are shown to the new policy in no
-    /// particular order: it learns which are used recently only from later requests.
+    /// Switches the replacement policy. The new policy gets the cached blocks in no particular
+    /// order; it learns only from later requests which ones are used.
     async fn switch_policy(&self, policy: ReplacementKind) {
         if self.cache.set_policy(policy) {
             for shard in 0..self.cache.store.index.shard_count() {
@@ -202,17 +203,17 @@ impl EngineLane {
     /// in the background; [`EngineLane::drain`] waits for that.
     ///
     /// # Errors
-    /// There is no such volume, the settings contradict each other, or the cache device fails.
+    /// The volume does not exist, the settings contradict each other, or the cache device fails.
     pub async fn set(self: &Rc<Self>, name: &str, settings: Settings) -> Result<(), EngineError> {
         self.change(name, |_| settings, || Ok(())).await
     }
 
-    /// Like [`EngineLane::set`], with the settings that `next` derives from the present ones,
-    /// without another change of the cache's volumes in between. `commit` is called right before
-    /// the settings are stored.
+    /// Changes settings like [`EngineLane::set`], to those that `next` derives from the present
+    /// ones, without another change of the cache's volumes in between. `commit` is called right
+    /// before the settings are stored.
     ///
     /// # Errors
-    /// As there, or the command is cancelled.
+    /// As for [`EngineLane::set`], or the command is cancelled.
     pub async fn change(
         self: &Rc<Self>,
         name: &str,
@@ -289,7 +290,7 @@ impl EngineLane {
     ///
     /// # Errors
     /// The cache device or the origin fails, or the origin does not answer. The volume is stopped
-    /// all the same; requests that wait for the origin end when it answers.
+    /// nevertheless; requests that wait for the origin end when it answers.
     pub async fn stop_volume(
         self: &Rc<Self>,
         name: &str,
@@ -349,7 +350,7 @@ impl EngineLane {
             for record in volumes.iter_mut().filter(|record| record.name == own) {
                 record.fingerprint = print;
                 record.left = std::mem::take(&mut left);
-                // If no new samples could be taken, the untouched ones are still valid.
+                // If no new samples could be taken, the untouched ones remain valid.
                 record.samples = samples.take().or(record.samples.take());
                 record.started = !keep_stopped;
             }
@@ -368,7 +369,8 @@ impl EngineLane {
         if evidence.exact {
             return Some(evidence);
         }
-        // A write in the same tick of the kernel's clock as our last one would not be seen.
+        // A later write in the same tick of the kernel's clock as our last write would not be
+        // detected.
         self.lane.sleep(TICK).await;
         write_evidence(origin).await
     }
@@ -404,7 +406,7 @@ impl EngineLane {
     }
 
     /// Waits until the volume's writeback, and reclaim on its behalf, no longer use the origin:
-    /// every task that gets a range after this sees that the volume is removed.
+    /// every task that acquires a range after this sees that the volume is removed.
     async fn wait_for_writeback(&self, volume: &Arc<Volume>) {
         let _all = volume.ranges.exclusive(0..u64::MAX).await;
     }
@@ -412,13 +414,14 @@ impl EngineLane {
     /// Closes the cache: stops all volumes, makes everything durable, and marks the device clean.
     ///
     /// # Errors
-    /// Something could not be made durable. The cache is closed all the same.
+    /// Some data could not be made durable. The cache is closed nevertheless.
     pub async fn close(self: &Rc<Self>) -> Result<(), EngineError> {
         let mut result = Ok(());
         if planted::has(PlantedBug::CleanTooEarly) {
             self.store.checkpoint(true).await?;
         }
-        // All at once: an origin that does not answer delays the others no longer than itself.
+        // All are stopped at once: an origin that does not answer then does not delay the other
+        // volumes.
         let volumes = self.cache.volumes();
         let stops = volumes.iter().map(|volume| self.stop_volume(&volume.name, false));
         for stopped in join_all(stops).await {
@@ -439,11 +442,11 @@ impl EngineLane {
             either(changed, self.lane.sleep(Duration::from_millis(20))).await;
         }
         result?;
-        // Pending marks first, so that the checkpoint covers everything.
+        // Commit pending marks first, so that the checkpoint covers everything.
         self.store.commit().await?;
         if planted::has(PlantedBug::CleanTooEarly) || !self.cache.store.is_loaded() {
-            // Before the whole index is loaded no checkpoint can be written: the next opening
-            // replays the log over the one that there is.
+            // Without the whole index no checkpoint can be written: the next opening replays the
+            // log over the existing one.
             return Ok(());
         }
         self.store.checkpoint(true).await?;

@@ -20,21 +20,21 @@ pub enum EngineErrorKind {
     Usage,
     /// A device does not match, or is in use.
     Refused,
-    /// The operation would lose data; it has to be forced.
+    /// The operation would lose data, and must be forced.
     DataAtRisk,
     /// A device or the system failed.
     Failed,
-    /// The operator cancelled it.
+    /// The operator cancelled the operation.
     Cancelled,
 }
 
 /// Why a note is not durable.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// There is no ledger: only the cache device can record changes.
+    /// There is no ledger, so only the cache device can record changes.
     #[error("there is no ledger to note it in")]
     Absent,
-    /// The index cannot be loaded, so the dirty blocks are not known.
+    /// The index cannot be loaded, so the dirty blocks are unknown.
     #[error("the dirty blocks are not known, because the index cannot be loaded")]
     NotLoaded,
     /// The note cannot be written.
@@ -51,13 +51,13 @@ pub enum LedgerError {
     Ended,
 }
 
-/// The state of a volume, or of its origin, in which an operation is refused.
+/// The state of a volume or its origin because of which an operation is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
     /// An external writer changed the origin.
     #[error("the origin was written elsewhere")]
     OriginChanged,
-    /// The origin is another device than the volume had.
+    /// The origin is not the device that the volume had.
     #[error("the origin is another device: its {0}")]
     OtherOrigin(Difference),
     /// The origin has not answered for this time.
@@ -125,7 +125,7 @@ impl EngineError {
         EngineError { kind, message: message.into(), cause: Some(cause.into()) }
     }
 
-    /// Returns the state that the operation was refused for, if that is the cause.
+    /// Returns the state because of which the operation was refused, if that is the cause.
     pub fn obstacle(&self) -> Option<&Obstacle> {
         match &self.cause {
             Some(Cause::Obstacle(obstacle)) => Some(obstacle),

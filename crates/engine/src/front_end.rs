@@ -25,19 +25,20 @@ use crate::api::Exports;
 /// A protocol through which clients reach volumes, on all lanes. Dropping it releases its
 /// addresses.
 pub trait FrontEnd: Send + Sync {
-    /// Returns which one of the setting `export` it is; `None`: volumes do not choose it.
+    /// Returns the kind of the front end in the setting `export`; `None` if volumes do not choose
+    /// it.
     fn kind(&self) -> Option<FrontEndKind> {
         None
     }
 
-    /// Returns the addresses at which every volume is found, as an operator writes them; none if
-    /// each has its own.
+    /// Returns the addresses that serve every volume, in the notation of operators; empty if each
+    /// volume has its own.
     fn addresses(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Returns the URIs of a volume with this setting `nbd`, one for each address that its clients
-    /// may use.
+    /// Returns the URIs of a volume with this value of the setting `nbd`, one for each address that
+    /// its clients may use.
     fn describe(&self, _volume: &str, _nbd: NbdReach) -> Vec<String> {
         Vec::new()
     }
@@ -58,16 +59,17 @@ pub trait FrontEnd: Send + Sync {
     /// Checks whether [`FrontEnd::publish`] is possible at all on this machine.
     ///
     /// # Errors
-    /// What is missing.
+    /// The reason why this machine cannot have the front end.
     fn check(&self) -> Result<(), ExportError> {
         Ok(())
     }
 
-    /// Exports a volume that the lanes serve, if that takes more than its name; no effect if it is
-    /// exported already as its settings say. Called off the lanes, and waits for them.
+    /// Exports a volume that the lanes serve, if an export takes more than a name. Has no effect if
+    /// the volume is exported already as its settings say. Called off the lanes, and waits for
+    /// them.
     ///
     /// # Errors
-    /// The volume is not exported, and nothing is left of the attempt.
+    /// The volume is not exported, and everything that was set up is removed.
     fn publish(&self, _volume: &str, _settings: &Settings) -> Result<(), ExportError> {
         Ok(())
     }
@@ -77,13 +79,12 @@ pub trait FrontEnd: Send + Sync {
     /// volume.
     ///
     /// # Errors
-    /// [`ExportErrorKind::InUse`] if it has such clients; nothing has changed then.
+    /// [`ExportErrorKind::InUse`] if the volume has such clients; nothing has changed then.
     fn narrow(&self, _volume: &str, _next: &Settings) -> Result<(), ExportError> {
         Ok(())
     }
 
-    /// Returns whether the volume is published, or something that a former daemon has left waits
-    /// for it.
+    /// Returns whether the volume is published, or a former daemon has left parts of its export.
     fn holds(&self, volume: &str) -> bool {
         self.device(volume).is_some()
     }
@@ -103,16 +104,16 @@ pub trait FrontEnd: Send + Sync {
     /// clients. Called off the lanes while they serve the volume.
     ///
     /// # Errors
-    /// Something is left behind that the next daemon does not go on with.
+    /// Something is left behind that the next daemon cannot take over.
     fn leave(&self, volume: &str) -> Result<(), ExportError> {
         self.withdraw(volume, true)
     }
 
-    /// Checks whether users of a volume notice no more than a pause when the next program of this
-    /// process takes over. Called off the lanes.
+    /// Checks that users of a volume will notice only a pause when the next program of this process
+    /// takes over. Called off the lanes.
     ///
     /// # Errors
-    /// If users would get errors, or the next program could not take over.
+    /// Users would get errors, or the next program could not take over.
     fn check_hand_over(&self, _volume: &str) -> Result<(), ExportError> {
         Ok(())
     }
@@ -128,14 +129,14 @@ pub trait FrontEnd: Send + Sync {
         None
     }
 
-    /// Returns the volumes whose devices were ended by another program than this one, so that their
-    /// numbers lead to something else or nothing; links to them are removed. [`FrontEnd::publish`]
-    /// gives them new ones. Called off the lanes, and waits for nothing.
+    /// Returns the volumes whose devices were removed by another program, so that their numbers
+    /// belong to other devices or to none. Removes links to these devices. [`FrontEnd::publish`]
+    /// makes new devices. Called off the lanes, and waits for nothing.
     fn lost(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Makes paths of unix sockets again that something else has removed. Called off the lanes,
+    /// Recreates paths of unix sockets that another program has removed. Called off the lanes,
     /// every second.
     fn restore_paths(&self) {}
 
@@ -176,8 +177,8 @@ pub trait LaneFrontEnd {
 /// Part of the state that a front end hands over to the next program.
 #[derive(Debug, Default)]
 pub struct HandedOver {
-    /// Describes the part in words that only the front end interprets. Another version may read
-    /// them.
+    /// Words that describe the part. Only the front end interprets them, possibly in another
+    /// version.
     pub label: Vec<String>,
     /// Identity of the volume of [`FrontEnd::user_of`], which differs for another volume of the
     /// same name. The next program continues only with this one. The daemon sets it, unless the
@@ -185,25 +186,25 @@ pub struct HandedOver {
     pub identity: Option<String>,
     /// A descriptor that stays open.
     pub descriptor: Option<OwnedFd>,
-    /// Bytes that belong to it.
+    /// Bytes that belong to the part.
     pub data: Vec<u8>,
 }
 
 impl HandedOver {
-    /// Returns the words behind the first one if that is `word`.
+    /// Returns the words after the first one if the first one is `word`.
     pub fn labelled(&self, word: &str) -> Option<&[String]> {
         let (first, rest) = self.label.split_first()?;
         (first == word).then_some(rest)
     }
 }
 
-/// Keeps descriptors open beyond the end of this process, whichever way it ends, for the next
-/// daemon: the service manager.
+/// Keeps descriptors open beyond the end of this process, whatever the cause, for the next daemon:
+/// the service manager.
 pub trait DescriptorStore: Send + Sync {
     /// Keeps a descriptor open, labelled as for [`HandedOver`]. Returns whether it does.
     fn keep(&self, label: &[&str], descriptor: BorrowedFd<'_>) -> bool;
 
-    /// Closes its descriptors with a label.
+    /// Closes the kept descriptors with this label.
     fn forget(&self, label: &[&str]);
 }
 
@@ -212,7 +213,7 @@ pub trait DescriptorStore: Send + Sync {
 pub enum Client {
     /// The client has connected by a unix socket.
     Local {
-        /// The client's process; `None` if it cannot be seen from here.
+        /// The client's process; `None` if this namespace does not show it.
         pid: Option<NonZeroU32>,
     },
     /// The client has connected by TCP.
@@ -227,7 +228,7 @@ pub enum Client {
 pub struct ExportedDevice {
     /// Path of the device.
     pub path: PathBuf,
-    /// A link to it that has the volume's name.
+    /// A link to the device with the volume's name.
     pub link: Option<PathBuf>,
 }
 
@@ -236,7 +237,7 @@ pub struct ExportedDevice {
 pub enum ExportErrorKind {
     /// The export has clients or other users, which the message names. Force disconnects them.
     InUse,
-    /// Another daemon has what the front end needs.
+    /// Another daemon uses a resource that the front end needs.
     Taken,
     /// The daemon has not the privileges.
     NotPermitted,

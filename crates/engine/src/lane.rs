@@ -1,4 +1,4 @@
-//! One volume on one lane. Access only: no logic.
+//! One volume on one lane. This module only provides access; it has no logic.
 
 pub(crate) mod engine;
 
@@ -42,15 +42,15 @@ pub struct LaneVolume {
     pub(crate) store: Rc<StoreLane>,
     pub(crate) origin: Origin,
     pub(crate) streams: LaneStreams,
-    /// The replacement policy, with its number; may be outdated.
+    /// The replacement policy with its number, which may be outdated.
     pub(crate) replacement: RefCell<(u64, Arc<Replacement>)>,
     pub(crate) watch: Watch,
     pins: LanePins,
-    /// Bytes being read from the origin that no client asked for.
+    /// Bytes being read from the origin that no client requested.
     pub(crate) promoting: Cell<u64>,
     /// The cache's ghosts; may be outdated.
     pub(crate) memory: RefCell<GhostMemory>,
-    /// The miss reason of the last block that the ghosts cover.
+    /// The miss reason of the last block that has a ghost entry.
     pub(crate) last_miss: Cell<MissReason>,
     /// Blocks that have become dirty since the lane last checked the throttle.
     pub(crate) dirtied: Cell<u64>,
@@ -98,7 +98,7 @@ impl LaneVolume {
         &self.volume
     }
 
-    /// Returns a reference that keeps this view alive. `None`: it is being dropped.
+    /// Returns a reference that keeps this view alive, or `None` if the view is being dropped.
     pub(crate) fn shared(&self) -> Option<Rc<Self>> {
         self.own.upgrade()
     }
@@ -127,15 +127,15 @@ impl LaneVolume {
         self.pins.overlap(&self.volume.pins, blocks)
     }
 
-    /// Returns whether reads or writes should do without the cache device. A device that takes no
+    /// Returns whether reads or writes must work without the cache device. A device that accepts no
     /// more writes can often still be read.
     #[inline]
     pub(crate) fn is_unavailable_to(&self, write: bool) -> bool {
         self.cache.health.is_hung() || (write && self.store.store().health.failed())
     }
 
-    /// Runs work on the cache device. `None`: the device hangs, and the work continues in the
-    /// background.
+    /// Runs work on the cache device. Returns `None` if the device hangs; the work then continues
+    /// in the background.
     pub(crate) async fn unless_hung<T: 'static>(
         &self,
         work: impl Future<Output = T> + 'static,

@@ -39,7 +39,7 @@ fn writers_are_alone_readers_share_and_all_get_their_turn() {
     });
 }
 
-/// A block is dirty all the time, another one becomes dirty on one lane and clean on another.
+/// One block is dirty all the time; another one becomes dirty on one lane and clean on another.
 #[test]
 fn a_volume_with_a_dirty_block_never_has_none() {
     let mut builder = loom::model::Builder::new();

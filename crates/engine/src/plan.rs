@@ -1,7 +1,7 @@
 //! The step for a block, from the mode, the block's state and a reason to bypass: the only place
 //! with branches on the mode.
 //!
-//! Pure. Tested over the whole matrix of modes, states and bypass reasons.
+//! No I/O. Tested over the whole matrix of modes, states and bypass reasons.
 
 use forebay_core::Mode;
 use forebay_core::why::{BypassReason, MissReason};
@@ -29,7 +29,7 @@ impl BlockState {
 /// Source of a read's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadStep {
-    /// The cached copy, as far as it is valid; the rest from the origin.
+    /// Read the valid sectors of the cached copy, and the others from the origin.
     Cached { fill: bool },
     /// The origin.
     Origin { fill: bool },
@@ -38,7 +38,7 @@ pub(crate) enum ReadStep {
 /// Destination of a write's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteStep {
-    /// To the log; it reaches the origin later.
+    /// To the log; the origin gets the data later.
     Cache,
     /// To the log and to the origin.
     Through,
@@ -51,7 +51,7 @@ fn fills(mode: Mode) -> bool {
     matches!(mode, Mode::Writeback | Mode::Writethrough | Mode::Writearound)
 }
 
-/// Returns how to read one block. `bypass`: a reason to bypass the cache other than the mode.
+/// Returns how to read one block. `bypass`: a reason to bypass the cache, apart from the mode.
 pub(crate) fn read_step(mode: Mode, state: BlockState, bypass: Option<BypassReason>) -> ReadStep {
     let fill = fills(mode) && bypass.is_none();
     match (state, mode, bypass) {
@@ -67,7 +67,7 @@ pub(crate) fn read_step(mode: Mode, state: BlockState, bypass: Option<BypassReas
     }
 }
 
-/// Returns how to write one block. `bypass`: a reason to bypass the cache other than the mode.
+/// Returns how to write one block. `bypass`: a reason to bypass the cache, apart from the mode.
 pub(crate) fn write_step(mode: Mode, state: BlockState, bypass: Option<BypassReason>) -> WriteStep {
     // Writeback of an older dirty copy would overwrite a write around it, so a dirty copy is
     // replaced in the log.
@@ -89,21 +89,21 @@ pub(crate) fn write_step(mode: Mode, state: BlockState, bypass: Option<BypassRea
     }
 }
 
-/// Returns whether writes of absent blocks need admission in this mode: they reach the origin at
-/// once, so they need no place in the cache.
+/// Returns whether writes of absent blocks need admission in this mode, because they reach the
+/// origin at once and need not be cached.
 pub(crate) fn asks_admission(mode: Mode) -> bool {
     mode == Mode::Writethrough
 }
 
 /// Returns why a block in this state has to be read from the origin, if the mode or the request
-/// decides that. `None`: the reason is the block's past (evicted, invalidated, not admitted).
+/// determines that. `None` if the reason is the block's past (evicted, invalidated, not admitted).
 pub(crate) fn miss_reason(
     mode: Mode,
     state: BlockState,
     bypass: Option<BypassReason>,
 ) -> Option<MissReason> {
     match (state, read_step(mode, state, bypass), bypass) {
-        // Partly cached: the request needs sectors that are not.
+        // Partly cached: the request needs sectors that are not cached.
         (BlockState::Clean | BlockState::Dirty, ReadStep::Cached { .. }, _) => {
             Some(MissReason::Partial)
         }
@@ -148,8 +148,8 @@ pub(crate) fn keeps_dirty(mode: Mode) -> bool {
     matches!(mode, Mode::Writeback | Mode::Writeonly)
 }
 
-/// Returns the mode for writes to an ordered volume: one that keeps dirty blocks, even while the
-/// volume is still leaving order for another mode.
+/// Returns the mode for writes to an ordered volume: it keeps dirty blocks, even while the volume
+/// is still leaving order for another mode.
 pub(crate) fn mode_in_order(mode: Mode) -> Mode {
     if keeps_dirty(mode) { mode } else { Mode::Writeback }
 }

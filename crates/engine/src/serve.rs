@@ -35,8 +35,8 @@ mod observe;
 /// Interval at which a request that waits for a hung cache device checks whether its volume stops.
 const ASKED_EVERY: Duration = Duration::from_millis(100);
 
-/// Maximum number of blocks and vacant regions that are looked up for one answer about their
-/// states: some dozens of microseconds.
+/// Maximum number of blocks and vacant regions that are looked up for one answer about states: some
+/// dozens of microseconds.
 const STATES_LOOKED_UP: u64 = 512;
 
 /// A request that was submitted.
@@ -157,8 +157,8 @@ impl Dispatch<'_> {
         let now = self.0.now();
         stats.foreground(now);
         let kind = match request.op {
-            // An answer to a question, not a failure: the client, or the front end, writes zeroes
-            // instead, and that counts.
+            // The client or the front end writes zeroes instead, which is counted then. This answer
+            // is not a failure.
             _ if result == Err(IoError::NotSupported) => return,
             Op::Read | Op::Prefetch => Kind::Read,
             Op::Flush => Kind::Flush,
@@ -192,9 +192,9 @@ impl Dispatch<'_> {
         }
     }
 
-    /// Returns the blocks that a request may look up, from the first up to but excluding the last.
-    /// If blocks do not begin where logical blocks of the origin do, they include neighbours: these
-    /// are read along.
+    /// Returns the blocks that a request may look up, as first block and end. If blocks are not
+    /// aligned to the origin's logical blocks, their neighbours are included, because they are read
+    /// along.
     fn touched(self, offset: u64, len: u64) -> (OriginBlock, OriginBlock) {
         let volume = &self.0.volume;
         let (logical, block) = (volume.origin.logical_block(), volume.block.bytes());
@@ -216,7 +216,7 @@ impl Dispatch<'_> {
         let mut load = std::pin::pin!(self.0.store.load(&volume.space, blocks, &on_load));
         loop {
             match cache.unless_hung(&mut load).await {
-                // If the checkpoint cannot be read, it is unknown whether a block is dirty.
+                // If the checkpoint cannot be read, it is unknown which blocks are dirty.
                 Some(loaded) => return loaded.map_err(|_| IoError::Io),
                 None if volume.state() != VolumeState::Running => {
                     return Err(IoError::ShuttingDown);
@@ -234,7 +234,8 @@ impl Dispatch<'_> {
         }
     }
 
-    /// Runs `act`, which does not wait, counted as a request in flight. `None`: the volume stops.
+    /// Runs `act`, which does not wait, counted as a request in flight. Returns `None` if the
+    /// volume stops.
     #[inline]
     fn while_running<T>(self, act: impl FnOnce(&LaneStats) -> T) -> Option<T> {
         // Count before checking the state, as in `submit`.
@@ -243,7 +244,7 @@ impl Dispatch<'_> {
         (self.0.volume.state() == VolumeState::Running).then(|| act(stats))
     }
 
-    /// Answers a request with `act`, which does not wait.
+    /// Answers a request by `act`, which does not wait.
     #[inline]
     fn quickly(
         self,
@@ -264,7 +265,8 @@ impl Dispatch<'_> {
         })?
     }
 
-    /// Returns the start time if the latency of this request, answered at once, is to be sampled.
+    /// Returns the start time of a request that is answered at once, if its latency is to be
+    /// sampled.
     fn sample(self, stats: &LaneStats) -> Option<Nanos> {
         let quick = &stats.quick;
         bump(quick, 1);

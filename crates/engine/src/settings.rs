@@ -19,8 +19,8 @@ pub fn settings_of(record: &VolumeRecord) -> Settings {
     settings
 }
 
-/// Returns the settings of a volume's record that have a value which was withdrawn: the name, that
-/// value, and the one in its place.
+/// Returns the settings in a volume's record whose values are withdrawn: the name, the withdrawn
+/// value, and its replacement.
 fn withdrawn(record: &VolumeRecord) -> Vec<(&'static str, &'static str, ReplacementKind)> {
     let policy = record.withdrawn_policy.map(|old| ("policy", old, record.policy));
     let in_ram = record.settings.iter().filter_map(|(tag, number)| {
@@ -32,7 +32,7 @@ fn withdrawn(record: &VolumeRecord) -> Vec<(&'static str, &'static str, Replacem
     policy.into_iter().chain(in_ram).collect()
 }
 
-/// Logs which settings of a volume have a value that was withdrawn, and the value that is in force.
+/// Logs which settings of a volume have withdrawn values, and the values that are in force.
 pub(crate) fn tell_withdrawn(record: &VolumeRecord) {
     for (setting, old, new) in withdrawn(record) {
         tracing::warn!(
@@ -43,7 +43,7 @@ pub(crate) fn tell_withdrawn(record: &VolumeRecord) {
 }
 
 /// Returns the name of a tag in the volume table: a setting's name, with its unit unless that is
-/// bytes or a plain number, or the name of other data kept there. `None`: the tag is unknown; a
+/// bytes or a plain number, or the name of other data. `None` if the tag is unknown, because a
 /// later version may define it.
 pub fn tag_name(tag: u16) -> Option<String> {
     let other = match tag {

@@ -1,5 +1,5 @@
 //! State that the lanes of a cache share: the cache, its volumes, and their parts. No I/O unless a
-//! part says so.
+//! part states it.
 
 pub(crate) mod admission_rules;
 pub(crate) mod bad;

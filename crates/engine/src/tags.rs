@@ -1,7 +1,7 @@
 //! The tags of a front end's requests in flight.
 
-/// Values of requests in flight by tag. A tag is a place in a table and, in the upper bits, the
-/// number of times that it was used, so that stale tags are recognised.
+/// Values of requests in flight by tag. A tag is an index in a table and, in the upper bits, the
+/// number of times that the entry was used, so that stale tags are recognised.
 #[derive(Debug)]
 pub struct Tags<T> {
     places: Vec<(u32, Option<T>)>,
@@ -20,7 +20,7 @@ impl<T> Tags<T> {
         self.places.len() - self.free.len()
     }
 
-    /// Returns whether none is in flight.
+    /// Returns whether no request is in flight.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -36,7 +36,7 @@ impl<T> Tags<T> {
         u64::from(*uses) << 32 | u64::from(place)
     }
 
-    /// Removes the request with this tag; `None`: it has ended already.
+    /// Removes the request with this tag; `None` if it has ended already.
     pub fn remove(&mut self, tag: u64) -> Option<T> {
         let place = tag as u32;
         let (uses, entry) = self.places.get_mut(place as usize)?;

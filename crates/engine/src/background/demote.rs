@@ -1,9 +1,10 @@
 //! Demotion: chooses blocks that are no longer worth keeping when the cache holds more than the
 //! policy's share.
 //!
-//! Policies with lists choose by themselves. S3-FIFO's small queue and main queue are implemented
-//! here: the end of the small queue is the oldest segment that new blocks went to, and the clock of
-//! the main queue goes round the other segments (see `forebay_policy::replacement`).
+//! Policies with lists choose blocks themselves. S3-FIFO's small queue and main queue are
+//! implemented here: the end of the small queue is the oldest segment to which new blocks were
+//! appended, and the clock of the main queue visits the other segments in turn (see
+//! `forebay_policy::replacement`).
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -26,27 +27,26 @@ pub(crate) struct ClockHand(u32);
 /// The small queue and the main queue, from a pass over the closed segments.
 #[derive(Default)]
 struct QueueSizes {
-    /// Blocks that are kept.
+    /// Number of blocks that the policy keeps.
     kept: u64,
     /// Kept blocks in the small queue.
     small: u64,
-    /// Blocks that are demoted and dirty, at least: a segment does not count which of its dirty
-    /// blocks are kept.
+    /// Lower bound of the blocks that are demoted and dirty: a segment does not count which of its
+    /// dirty blocks are kept.
     ///
-    /// They cannot make room before they are written back, and reclaim would have to do that block
-    /// by block, at the price of a seek each. So they take the place of kept blocks, not that of
-    /// blocks that can be evicted.
+    /// They make no room before they are written back, and reclaim would have to do that block by
+    /// block, with a seek each. So they reduce the number of kept blocks, not that of evictable
+    /// ones.
     demoted_dirty: u64,
-    /// The oldest segment of the small queue, behind its age.
+    /// The oldest segment of the small queue, with its position in the order of opening.
     oldest: Option<(u64, SegmentId)>,
-    /// The first segment of the main queue, and the first that the hand has not passed.
+    /// The first segment of the main queue, and the first one that the hand has not passed.
     first: Option<SegmentId>,
     next: Option<SegmentId>,
 }
 
 impl QueueSizes {
-    /// Looks at segments in the order of their numbers. Other tasks of the lane get their turn
-    /// meanwhile.
+    /// Examines segments in the order of their numbers. Other tasks of the lane run meanwhile.
     async fn of(closed: &[SegmentUse], hand: ClockHand) -> Self {
         let (mut this, mut done) = (QueueSizes::default(), 0);
         for segment in closed {
@@ -97,8 +97,8 @@ impl EngineLane {
         let mut in_vain = 0;
         for _ in 0..segments.count() * 4 {
             if in_vain > closed.len() {
-                // A volume may have more kept blocks than were counted, so that some can be given
-                // up.
+                // A volume may have more kept blocks than were counted, so that some may be
+                // demoted.
                 let shared = self.cache.volumes().iter().any(|volume| volume.share.is_set());
                 self.cache.shares_doubtful.store(shared, Ordering::Relaxed);
                 return;
@@ -136,8 +136,8 @@ impl EngineLane {
         self.end_probation_of(segment, &mut blocks, rule);
     }
 
-    /// Like [`EngineLane::end_probation`], with the segment's live blocks, which learn whether they
-    /// are kept.
+    /// Ends a segment's time like [`EngineLane::end_probation`], given the segment's live blocks,
+    /// whose `kept` it updates.
     pub(crate) fn end_probation_of(
         &self,
         segment: SegmentId,
@@ -148,8 +148,8 @@ impl EngineLane {
         self.cache.store.segments.end_probation(segment);
     }
 
-    /// Moves the clock of the main queue past a segment. Returns whether a rank has changed;
-    /// `None`: there is no segment.
+    /// Moves the clock of the main queue past a segment. Returns whether a rank has changed, or
+    /// `None` if there is no segment.
     async fn advance_clock(
         self: &Rc<Self>,
         hand: &mut ClockHand,

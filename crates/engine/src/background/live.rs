@@ -14,7 +14,7 @@ use crate::lane::engine::EngineLane;
 /// Distance of prefetch hints ahead of look-ups, in blocks.
 const LOOKED_UP_AHEAD: usize = 4;
 
-/// Bytes to read at a time from a segment whose records have at most a quarter of that.
+/// Number of bytes per read in a segment whose records have at most a quarter of that.
 const SHORT_RECORDS: u64 = 64 << 10;
 
 /// A live block of a segment that is being reclaimed.
@@ -22,7 +22,7 @@ pub(crate) struct LiveBlock {
     pub(crate) block: OriginBlock,
     pub(crate) slot: Slot,
     pub(crate) dirty: bool,
-    /// The replacement policy wants to keep it.
+    /// Whether the replacement policy keeps the block.
     pub(crate) kept: bool,
     /// Whether the block is clean and pinned, or guarded by its volume's share: it can leave its
     /// segment only by being reinserted.
@@ -48,8 +48,7 @@ impl EngineLane {
         self.live_by_index(segment).await
     }
 
-    /// Returns the headers of the records in a segment, in their order, without those that cannot
-    /// be read.
+    /// Returns the headers of the records in a segment in order, without unreadable ones.
     pub(crate) async fn record_headers(&self, segment: SegmentId) -> Vec<RecordHeader> {
         let store = &self.cache.store;
         let granule = store.geometry().granule();
@@ -66,8 +65,8 @@ impl EngineLane {
         join_all(parts).await.into_iter().flatten().collect()
     }
 
-    /// Reads the headers of the records in a part of a segment, which begins with one, up to one
-    /// that cannot be read.
+    /// Reads the headers of the records in a part of a segment, which begins with a header, up to
+    /// the first unreadable one.
     async fn headers(&self, segment: SegmentId, part: Range<u64>) -> Vec<RecordHeader> {
         let store = &self.cache.store;
         let geometry = store.geometry();
@@ -149,7 +148,7 @@ impl EngineLane {
         let store = &self.cache.store;
         let mut live: BTreeMap<VolumeId, Vec<LiveBlock>> = BTreeMap::new();
         let spaces = store.spaces();
-        // Nothing enters the segment meanwhile.
+        // No block enters the segment meanwhile.
         let within = |entry: &Entry| store.segment_of(entry.slot) == segment;
         let found = |address, entry: &Entry| {
             if let Some((space, block)) = spaces.find(address) {

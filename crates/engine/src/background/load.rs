@@ -16,7 +16,7 @@ const VOLUMES_FIRST: Duration = Duration::from_millis(250);
 pub(crate) async fn run(engine: Rc<EngineLane>) {
     let (cache, began) = (engine.cache.clone(), engine.lane.now());
     let _ending = BackgroundEnding { cache: cache.clone(), task: "the task that loads the index" };
-    // Each step of the start of a volume would wait for a shard otherwise.
+    // Without this delay, each step of the start of a volume would wait for a shard.
     engine.lane.sleep(VOLUMES_FIRST).await;
     let on_load = |address, entry: &Entry| cache.on_load(&engine.lane, address, entry);
     if let Err(error) = engine.store.load_rest(&on_load).await {

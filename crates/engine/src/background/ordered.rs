@@ -3,8 +3,8 @@
 //! `store::ordered`.
 //!
 //! The blocks of a group are written in address order, many at a time; then the origin is synced;
-//! then the next group may follow. The horizon, the durable record of the origin's progress, must
-//! be made durable in between if the log still has a version that must not be written over the
+//! then the next group may follow. The horizon is the durable record of the origin's progress. It
+//! must be made durable in between if the log still has a version that must not overwrite the
 //! origin's present one; otherwise it is updated for several groups together.
 //!
 //! Blocks that the origin refuses stop the order: a later write would give the origin a state that
@@ -46,7 +46,7 @@ const SETTLE_AFTER: Duration = Duration::from_secs(1);
 /// Pause while blocks are dirty but none can be written.
 const NOTHING_TO_WRITE: Duration = Duration::from_millis(20);
 
-/// A drain under way: everything up to `cut`, which was taken at `started`.
+/// A drain in progress: everything up to `cut`, which was taken at `started`.
 struct Sweep {
     cut: u64,
     started: Nanos,
@@ -61,9 +61,9 @@ struct OrderedState {
     written: u64,
     retry: Duration,
     sweep: Option<Sweep>,
-    /// When the first group was written that the durable horizon does not cover.
+    /// The time at which the first group was written that the durable horizon does not cover.
     unsettled_since: Option<Nanos>,
-    /// When the last such group was closed.
+    /// The time at which the last such group was closed.
     closed_at: Nanos,
     why: WritebackReason,
 }
@@ -71,7 +71,7 @@ struct OrderedState {
 /// The outcome of ordered writeback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OrderedOutcome {
-    /// The volume is no longer ordered, or leaves, or the cache stops.
+    /// The volume is no longer ordered, is being stopped, or the cache stops.
     Over,
     /// The volume could not be put in order. None of its versions are held, and plain writeback
     /// goes on until the next attempt: an origin whose sync has failed may never be known to be at
@@ -80,14 +80,13 @@ pub(crate) enum OrderedOutcome {
     NotEntered,
 }
 
-/// Runs until the volume is no longer ordered, cannot be put in order, or leaves, or the cache
-/// stops.
+/// Runs until the volume is no longer ordered, cannot be put in order, or is stopped, or until the
+/// cache stops.
 pub(crate) async fn run(volume: &Rc<LaneVolume>) -> OrderedOutcome {
     let ordered = Ordered(volume.clone());
     let store = volume.cache.store.clone();
     let id = volume.volume.id;
-    // Groups written earlier may have been lost by the origin meanwhile; writing them again does no
-    // harm.
+    // The origin may have lost groups that were written earlier; writing them again does no harm.
     store.unwrite_groups(id);
     let mut progress = OrderedState {
         pacer: Pacer::new(volume.volume.settings()),
@@ -184,7 +183,7 @@ impl Ordered {
         if strays.is_empty() {
             return Ok(());
         }
-        // Versions in records that are not written yet get into groups of their own with this.
+        // The commit puts versions in records that are not written yet into groups of their own.
         self.0.store.commit().await.map_err(WritebackError::NotNoted)?;
         for some in strays.chunks(BLOCKS_AT_ONCE) {
             for stays in some {
@@ -228,8 +227,8 @@ impl Ordered {
         room?;
         let before = store.cut(volume.id, self.0.now()).unwrap_or(0);
         self.0.store.commit().await.map_err(WritebackError::NotNoted)?;
-        // Records up to here may have been under way already; their blocks are found in the index
-        // below.
+        // Records up to this cut may have been in progress already; their blocks are found in the
+        // index below.
         store.drop_before(volume.id, before);
         let mut dirty = Vec::new();
         let found = |address, _: &Entry| dirty.extend(volume.space.block(address));
@@ -253,8 +252,8 @@ impl Ordered {
             if !store.health.failed() {
                 return Err(WritebackError::NotNoted(error));
             }
-            // The operator has switched order off: release the versions, so that readable ones can
-            // be written back without it.
+            // The operator has switched order off. Releasing the versions allows readable ones to
+            // be written back without order.
             store.end_ordered(self.0.volume.id);
         }
         self.0.volume.set_ordered(false);
@@ -267,7 +266,7 @@ impl Ordered {
         Ok(())
     }
 
-    /// Writes the next group, or waits until there is a reason to.
+    /// Writes the next group, or waits until there is a reason to write it.
     async fn step(&self, progress: &mut OrderedState) -> Result<(), WritebackError> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
@@ -278,7 +277,7 @@ impl Ordered {
         let entering = !store.is_in_order(volume.id) && settings.writeback_running;
         let again = volume.bad_to_try();
         if let Err(error) = self.group(&again).await {
-            // They are tried in the next round.
+            // These blocks are tried again in the next round.
             again.into_iter().for_each(|block| volume.add_bad(block));
             return Err(error);
         }

@@ -11,7 +11,7 @@ use forebay_settings::Settings;
 use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
 
-/// Waits this long after a failure, doubled each time up to [`LONGEST_RETRY`].
+/// Pause after a failure, doubled after each further one up to [`LONGEST_RETRY`].
 pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(100);
 pub(crate) const LONGEST_RETRY: Duration = Duration::from_secs(10);
 
@@ -80,7 +80,7 @@ pub(crate) async fn pause_for(view: &LaneVolume, time: Duration) {
     pause_unless(view, time, || false).await;
 }
 
-/// Like [`pause_for`], and only until the volume's settings make it `over`.
+/// Pauses like [`pause_for`], but ends early when the volume's settings make it `over`.
 pub(crate) async fn pause_unless(view: &LaneVolume, time: Duration, over: impl Fn() -> bool) {
     let (until, healed, drains) =
         (view.now() + time, view.volume.healed(), view.volume.writeback.drains.begun());

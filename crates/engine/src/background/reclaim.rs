@@ -1,11 +1,11 @@
 //! Reclaim: frees segments of the log. It takes the closed segment that is cheapest to empty: clean
-//! blocks are evicted or reinserted, dirty ones written back or reinserted; then the segment drains
+//! blocks are evicted or reinserted, dirty ones written back or reinserted. Then the segment drains
 //! (see `store::segments`).
 //!
 //! No volume holds back the others. A block's index entry is enough to move it, so dirty blocks
-//! whose volume is not attached, or whose origin takes no writes, are reinserted; and reclaim waits
-//! for no origin for long. Such blocks are packed into as few segments as possible; full segments
-//! of them are left alone, because reclaiming them would free next to nothing.
+//! whose volume is not attached, or whose origin accepts no writes, are reinserted; and reclaim
+//! does not wait long for any origin. Such blocks are packed into as few segments as possible. Full
+//! segments of them are not reclaimed, because that would free next to nothing.
 //!
 //! - [`owner`]: the volume that owns them
 //! - [`empty`]: empties one segment
@@ -73,7 +73,7 @@ struct Leaving {
 }
 
 impl Leaving {
-    /// Returns it for segments of `cells` blocks.
+    /// Returns this state for segments of `cells` blocks.
     fn of(volume: &Volume, cells: u32, guards: bool) -> Self {
         let spare = volume.share.spare().min(cells.into());
         Leaving {
@@ -121,13 +121,13 @@ impl State {
     }
 }
 
-/// Returns the cost of reclaiming a segment, in eighths of a block. A kept block costs 8, as it has
-/// to be written again. A dirty block costs 1: it has to go to the origin some day, but rarely as
-/// cheaply as in a sweep. While clients wait for space (`waits`), clean blocks are given up and
-/// only dirty ones are in the way: a dirty block costs 8, a kept one 1.
+/// Returns the cost of reclaiming a segment, in eighths of a block. A kept block costs 8, because
+/// it has to be written again. A dirty block costs 1: it must reach the origin at some time, but a
+/// sweep is usually cheaper. While clients wait for space (`waits`), clean blocks are evicted and
+/// only dirty ones are an obstacle: a dirty block costs 8, a kept one 1.
 ///
-/// More than `most` dirty blocks are not reinserted but written to the origin. That adds 4 for
-/// every live block: avoiding it is worth reinserting half a segment of other blocks.
+/// If more than `most` blocks are dirty, they are written to the origin instead of reinserted. That
+/// adds 4 for every live block: avoiding it is worth reinserting half a segment of other blocks.
 fn cost(segment: &SegmentUse, kept: u32, waits: bool, most: u32) -> u32 {
     let dirty = segment.live.dirty;
     let seeks = if dirty > most { segment.live.blocks * 4 } else { 0 };
@@ -139,7 +139,7 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
     let _ending = BackgroundEnding { cache: engine.cache.clone(), task: "reclaim" };
     let store = engine.cache.store.clone();
     let mut state = State::default();
-    // Which blocks of a segment are live is known once the whole index is.
+    // The live blocks of a segment are known only when the whole index is loaded.
     store.loaded().await;
     while !engine.cache.is_stopping() {
         let wanted = store.space_wanted.listen();
@@ -159,7 +159,7 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
         }
         let emptied = !enough
             && match engine.reclaim_one(&mut state).await {
-                // That frees nothing, so the cache stays as starved as it was.
+                // This frees nothing, so the cache remains short of space.
                 Some(Emptied::Packed) => continue,
                 emptied => emptied.is_some(),
             };
@@ -172,7 +172,8 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
                 store.space.notify_all();
             }
         } else if on_their_way > 0 {
-            // Enough segments are draining, or no other can be taken: make those usable first.
+            // Enough segments are draining, or no other can be taken, so make the draining ones
+            // usable first.
             engine.make_usable().await;
             // Re-arm: earlier requests have been satisfied. Writing marks also requests space, so
             // waiting on the old listener would spin while draining segments wait for an origin.
@@ -185,8 +186,8 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
 }
 
 /// Returns the highest dirty share of a segment, in percent, at which its dirty blocks are
-/// reinserted, given the mean time of a writeback write: the higher that time, the more reinsertion
-/// is worth per free block. The sweep writes the blocks back later, in an order that a disk takes
+/// reinserted, given the mean time of a writeback write. The higher that time, the more reinsertion
+/// is worth per free block: the sweep writes the blocks back later, in an order in which a disk is
 /// many times as fast.
 fn most_reinserted(write: Duration, clients_wait: bool) -> u32 {
     let share = 1.0 - REINSERTION_TIME.as_secs_f64() / write.as_secs_f64().max(1e-9);
@@ -210,10 +211,10 @@ impl EngineLane {
         }
     }
 
-    /// Returns whether there is no free space and will be none: held versions that no origin is
-    /// about to take keep the segments, or blocks that cannot leave, as unreadable, pinned and
-    /// guarded ones, and the dirty ones of a volume that is stopped. Other volumes cannot wait for
-    /// them: that may be for good.
+    /// Returns whether there is no free space and will be none. Segments are then occupied by held
+    /// versions that no origin is about to receive, or by blocks that cannot leave: unreadable,
+    /// pinned or guarded ones, and the dirty ones of a stopped volume. Other volumes must not wait
+    /// for them, because that may never end.
     fn gets_no_room(&self, state: &State) -> bool {
         let (store, volumes) = (&self.cache.store, self.cache.volumes());
         let takes =
@@ -230,9 +231,9 @@ impl EngineLane {
             && !volumes.iter().any(gets_some)
     }
 
-    /// Stores the closed segments in `into`, as
-    /// [`Segments::closed`](forebay_store::segments::Segments::closed) does. Other tasks of the
-    /// lane get their turn meanwhile.
+    /// Stores the closed segments in `into`, like
+    /// [`Segments::closed`](forebay_store::segments::Segments::closed). Other tasks of the lane run
+    /// meanwhile.
     pub(crate) async fn closed_segments(&self, into: &mut Vec<SegmentUse>) {
         let segments = &self.cache.store.segments;
         into.clear();
@@ -244,8 +245,7 @@ impl EngineLane {
         }
     }
 
-    /// Returns how many of the blocks in all segments are kept. Other tasks of the lane get their
-    /// turn meanwhile.
+    /// Returns the number of kept blocks in all segments. Other tasks of the lane run meanwhile.
     pub(crate) async fn kept_blocks(&self) -> u64 {
         let segments = &self.cache.store.segments;
         let mut kept = 0;
@@ -258,7 +258,7 @@ impl EngineLane {
         kept
     }
 
-    /// Empties one segment. `None`: none can be taken.
+    /// Empties one segment. Returns `None` if none can be taken.
     async fn reclaim_one(self: &Rc<Self>, state: &mut State) -> Option<Emptied> {
         let store = &self.cache.store;
         let (_, replacement) = self.cache.replacement();
@@ -291,7 +291,7 @@ impl EngineLane {
             turns::rest(&mut looked_at).await;
         }
         let Some((_, victim)) = least else {
-            // The segments that are left are held for ordered writeback.
+            // The remaining segments are held for ordered writeback.
             self.cache.press(store.segments.with_held() > 0);
             return None;
         };

@@ -29,21 +29,22 @@ use crate::state::volume::{Volume, VolumeState};
 /// Interval of checks whether a count is due.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Blocks are counted again when volumes with a share have appended one in this many of the blocks
-/// that the cache holds.
+/// Blocks are counted again when volumes with a share have appended `1 / PART` of the blocks that
+/// the cache holds.
 const PART: u64 = 128;
 
-/// Blocks that have become clean are worth another visit of the index if they are one in this many.
+/// Blocks that have become clean justify another visit of the index if they are `1 / LEAST` of the
+/// blocks.
 const LEAST: u64 = 1024;
 
-/// The most rounds of the hand for one volume: a block that was used often is lowered in four of
-/// them.
+/// The most rounds of the hand for one volume. A block that was used often loses its rank in four
+/// of them.
 const ROUNDS: u32 = 6;
 
-/// Evicted blocks whose marks wait in RAM for their record.
+/// Number of evicted blocks whose marks may wait in RAM for their record.
 const MARKS: usize = 1 << 16;
 
-/// Blocks that are looked at before other tasks of the lane get their turn.
+/// Blocks that are examined before other tasks of the lane run.
 const STEP: usize = 1024;
 
 /// Inputs of the last count: volumes, shares in percent, and changes of pins.
@@ -58,15 +59,16 @@ pub(crate) async fn run(engine: Rc<EngineLane>) {
     let mut basis = Basis::new();
     let mut counted_at = 0;
     let mut hand = 0;
-    // Volumes that kept their excess, with their dirty blocks then: until fewer are dirty, or
-    // blocks are counted again, another visit of the index would find nothing.
+    // Volumes that still exceeded their share, with their dirty blocks at that time. Until fewer
+    // are dirty or blocks are counted again, another visit of the index would find nothing to
+    // evict.
     let mut vain = BTreeMap::new();
     while !cache.is_stopping() {
         let changed = cache.background_changed.listen();
         let mut shared = cache.volumes();
         shared.retain(|volume| volume.share.is_set());
         if cache.is_stopping() {
-            // It may have begun before `changed` listened.
+            // The stop may have begun before `changed` listened.
             return;
         }
         if shared.is_empty() {
@@ -163,7 +165,7 @@ impl EngineLane {
     }
 }
 
-/// Evicts a block, or lowers its rank. `true`: it was evicted.
+/// Evicts a block, or lowers its rank. Returns `true` if it was evicted.
 fn pass(
     view: &LaneVolume,
     replacement: &Replacement,
@@ -188,7 +190,8 @@ fn pass(
             }
             ranks.is_some_and(|(before, _)| before > 0)
         }
-        // Lists give up blocks when the whole cache is full; until then any may have to leave.
+        // A policy with lists evicts only when the whole cache is full; after the first round, any
+        // block may have to leave.
         How::Lists(lists) => round == 0 && lists.keeps(slot),
     };
     if keeps {

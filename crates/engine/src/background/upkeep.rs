@@ -19,8 +19,8 @@ use crate::state::volume::VolumeState;
 /// Interval of checks whether a checkpoint is due.
 const CHECKPOINT_ASKED: Duration = Duration::from_secs(1);
 
-/// Commits periodically until the cache stops: acknowledged writes are on their way to the device
-/// at the latest after the shortest `commit_interval` of the volumes.
+/// Commits periodically until the cache stops. Acknowledged writes are passed to the device within
+/// the shortest `commit_interval` of the volumes.
 pub(crate) async fn commits(engine: Rc<EngineLane>) {
     let cache = engine.cache.clone();
     let _ending = BackgroundEnding { cache: cache.clone(), task: "the task that commits" };

@@ -15,8 +15,8 @@ use crate::lane::engine::EngineLane;
 use crate::state::cache::Cache;
 use crate::state::health::{DeviceHealth, LOOK_EVERY};
 
-/// Unreadable dirty blocks are tried again after this time, unless a client or operator has them
-/// tried earlier.
+/// Time after which unreadable dirty blocks are tried again, unless a client or operator causes an
+/// earlier attempt.
 const TRY_BAD_AFTER: Duration = Duration::from_secs(60);
 
 /// Bytes that a probe reads.

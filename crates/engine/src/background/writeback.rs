@@ -28,13 +28,13 @@ use sweep::{Sweep, SweepStep};
 /// Pause before writeback restarts after a panic.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
-/// Number of writes that are still started after one has failed, and time limit for them: a bad
-/// place on the origin delays other blocks less, and a dead origin is not retried for long.
+/// Number of writes that are still started after one has failed, and time limit for them. A bad
+/// place on the origin then delays other blocks less, and a dead origin is not retried for long.
 const GO_ON_FOR: u32 = 256;
 const GO_ON_UNTIL: Duration = Duration::from_secs(1);
 
-/// The longest pause after a failure while a drain waits: it gives up after a few seconds without
-/// progress, and one failure after many must not look like that.
+/// The longest pause after a failure while a drain waits. A drain gives up after a few seconds
+/// without progress, so a single long pause must not look like that.
 const DRAIN_RETRY: Duration = Duration::from_millis(500);
 
 /// Longest time for which writes through the cache wait for their origin sync. A sync empties the
@@ -54,16 +54,17 @@ struct Writeback {
     /// Whether a write of the sweep under way failed.
     failed_in_sweep: bool,
     retry: Duration,
-    /// When to try again to put the volume in order, and how long to wait after the next failure.
+    /// The time of the next attempt to put the volume in order, and the pause after another
+    /// failure.
     order_at: Nanos,
     order_retry: Duration,
-    /// Writes started since a failure was noticed, and when that was.
+    /// Number of writes started since a failure was noticed, and the time of that.
     since_failure: u32,
     failed: Nanos,
 }
 
-/// Restarts writeback after a panic: nothing else moves dirty blocks off a cache device that has
-/// failed.
+/// Restarts writeback after a panic, because nothing else moves dirty blocks off a cache device
+/// that has failed.
 struct Again(Rc<LaneVolume>);
 
 impl Drop for Again {
@@ -82,7 +83,7 @@ pub(crate) async fn run(view: Rc<LaneVolume>, after: Duration) {
     let _ending = BackgroundEnding { cache: view.cache.clone(), task: "writeback" };
     let _again = Again(view.clone());
     pause_for(&view, after).await;
-    // Blocks that are not loaded would seem to be absent, and a region of them to be clean.
+    // Blocks that are not loaded would seem to be absent, and their region clean.
     while !view.cache.store.is_loaded() {
         let (store, lane) = (&view.cache.store, view.lane());
         if view.cache.is_stopping() || view.volume.state() == VolumeState::Removed {
@@ -122,8 +123,8 @@ impl Writeback {
         let view = self.view.clone();
         let volume = &view.volume;
         if volume.is_read_only() {
-            // The dirty blocks were written before the volume became read-only, and stay until it
-            // may write.
+            // The dirty blocks were written before the volume became read-only, and stay until
+            // writes are allowed again.
             let wanted = volume.writeback.wanted.listen();
             either(wanted, view.lane().sleep(LONGEST_WAIT)).await;
             return;
@@ -148,8 +149,8 @@ impl Writeback {
             return;
         }
         let asked = volume.writeback.drains.any();
-        // A device that takes no writes may soon take no reads either. And writes that bypass a
-        // full log must not meet dirty copies.
+        // A device that accepts no writes may soon serve no reads. And writes that bypass a full
+        // log must not meet dirty copies.
         let failed = view.cache.store.health.failed() || view.cache.is_starved();
         let draining = asked || failed || !settings.keeps_dirty();
         if draining && volume.through.unsynced() > 0 {
@@ -196,8 +197,8 @@ impl Writeback {
 
     fn state(&self, now: Nanos, draining: bool, asked: bool, settings: &Settings) -> DirtyState {
         let volume = &self.view.volume;
-        // A drain ends with sweeps that have passed everything, should writes through the cache
-        // never end: so it counts and passes their blocks as well.
+        // A drain ends with sweeps that have passed all blocks, in case writes through the cache
+        // never end. So it counts and passes the blocks of such writes as well.
         let through = if asked { 0 } else { volume.through.count() };
         let pending = through + self.flow.unmarked();
         let dirty = volume.dirty_blocks().saturating_sub(volume.bad_count() + pending);
@@ -234,7 +235,7 @@ impl Writeback {
                 self.sweep_started = view.now();
                 self.sweep_failed = false;
             }
-            // All blocks that the map counts here are bad or already under way.
+            // All blocks that the map counts here are bad or already being written.
             SweepStep::Nothing => view.lane().sleep(Duration::from_millis(1)).await,
             SweepStep::Clean => {
                 let timer = view.lane().sleep(FIRST_RETRY);
@@ -243,8 +244,8 @@ impl Writeback {
         }
     }
 
-    /// Waits until all writes under way are durable and marked clean. After a failure, also pauses
-    /// before the next attempt.
+    /// Waits until all writes in progress are durable and marked clean. After a failure, also
+    /// pauses before the next attempt.
     async fn settle(&mut self) {
         self.since_failure = 0;
         let volume = self.view.volume.clone();

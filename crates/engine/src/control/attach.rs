@@ -29,10 +29,10 @@ use crate::state::dirty_set::DirtySet;
 use crate::state::ledger::{self, Note};
 use crate::state::volume::Volume;
 
-/// Ranges of a note that are taken before other tasks of the lane get their turn.
+/// Ranges of a note that are processed before other tasks of the lane run.
 const RANGES_AT_ONCE: usize = 4096;
 
-/// Returns the identity of an origin that was recognised by it, with the parts that are not known
+/// Returns the present identity of an origin, completed with the recorded parts that are unknown
 /// now.
 fn completed(now: Option<Identity>, record: &VolumeRecord) -> Option<Identity> {
     match (now, record.identity.clone()) {
@@ -45,7 +45,7 @@ fn completed(now: Option<Identity>, record: &VolumeRecord) -> Option<Identity> {
 enum Distrust {
     /// A note says so.
     Noted(Note),
-    /// There is a note that cannot be read.
+    /// A note exists but cannot be read.
     Unreadable,
 }
 
@@ -53,7 +53,7 @@ impl EngineLane {
     /// Like [`EngineLane::attach_verified`], without a comparison of all blocks.
     ///
     /// # Errors
-    /// As there.
+    /// See [`EngineLane::attach_with`].
     pub async fn attach(
         self: &Rc<Self>,
         name: &str,
@@ -63,11 +63,11 @@ impl EngineLane {
         self.attach_verified(name, origin, force, None).await
     }
 
-    /// Like [`EngineLane::attach_with`], with the sectors that the volume's settings on the cache
-    /// device choose.
+    /// Attaches like [`EngineLane::attach_with`], with the sectors that the volume's settings on
+    /// the cache device choose.
     ///
     /// # Errors
-    /// As there.
+    /// See [`EngineLane::attach_with`].
     pub async fn attach_verified(
         self: &Rc<Self>,
         name: &str,
@@ -89,13 +89,13 @@ impl EngineLane {
     ///   it, keeps dirty data and drops clean data. Without dirty data, an origin that was written
     ///   elsewhere needs no force.
     /// - The volume may have lost data. `force` acknowledges that for this volume.
-    /// - The origin is smaller than the volume, or has other logical sectors than clients have
-    ///   seen, and `sector_size` does not choose them. `force` makes no difference.
+    /// - The origin is smaller than the volume, or has other logical sectors than clients have seen
+    ///   and `sector_size` does not choose them. `force` does not change this.
     /// - A note lists dirty blocks that the cache device no longer has. `force` accepts the
     ///   origin's data.
     /// - A device cannot be read, or `on_verify` ends the comparison.
     /// - `commit`, which is called right before the volume table is written, returns that the
-    ///   command was abandoned: nothing of the origin has been accepted.
+    ///   command was abandoned. The origin has not been accepted then.
     ///
     /// After the first three errors nothing has been written; after the others, clean blocks may
     /// have been dropped.
@@ -142,14 +142,15 @@ impl EngineLane {
         let settled = self.sync_origin(&origin).await?;
         let grown = size > record.origin_bytes && self.ready_to_grow(&record, size).await?;
         let size = if grown { size } else { record.origin_bytes };
-        // No write to the origin has happened since the samples were read, so the sync covers them.
+        // The cache has not written to the origin since the samples were read, so the sync covers
+        // them.
         let samples = match (settled, grown) {
             (false, _) => None,
             (true, false) => Some(look.samples()),
             (true, true) => Some(SampledOrigin::take(&origin, &queue, size).await.samples()),
         };
-        // An origin recognised by content may be on another device now, so take its new identity;
-        // one recognised by identity keeps it.
+        // An origin recognised by its content may be on another device now, so its new identity is
+        // recorded; one recognised by its identity keeps it.
         let anew = record.fingerprint.is_some() || !check.verdict.is_same();
         let identity = if anew { identity } else { completed(identity, &record) };
         // Barrier for invariant 12: if the command was given up, the origin may have been exchanged
@@ -196,9 +197,9 @@ impl EngineLane {
         records.find(|record| record.name == name).ok_or_else(|| EngineError::no_volume(name))
     }
 
-    /// Finds out whether an origin is as its volume left it. Returns that, and the clean blocks
-    /// that differ if all were compared. `trusted`: the record's samples and the cached copies are
-    /// up to date.
+    /// Checks whether an origin is in the state in which its volume left it. Returns the result,
+    /// and, if all clean blocks were compared, those that differ. `trusted`: the record's samples
+    /// and the cached copies are up to date.
     async fn check_origin(
         &self,
         record: &VolumeRecord,
@@ -220,8 +221,8 @@ impl EngineLane {
         };
         let differing = compared.differing.len() as u64;
         if verdict.is_same() && differing > 0 {
-            // A block is called clean only once the origin has it durably, and is forgotten durably
-            // before the origin changes below it: a crash alone leaves no difference.
+            // A block becomes clean only when the origin has it durably, and is forgotten durably
+            // before the origin changes below it. So a crash alone causes no difference.
             let after_crash = record.fingerprint.is_none();
             verdict = Verdict::Changed(Sign::Blocks { after_crash });
         }
@@ -229,8 +230,8 @@ impl EngineLane {
         Ok((check, on_verify.map(|_| compared.differing)))
     }
 
-    /// Compares some clean blocks with the origin, unless their copies or the origin are not to be
-    /// trusted anyway, or it is known that nothing was written.
+    /// Compares some clean blocks with the origin, unless their copies or the origin are distrusted
+    /// anyway, or it is known that nothing was written.
     async fn compare_if_unclear(
         &self,
         record: &VolumeRecord,
@@ -245,9 +246,9 @@ impl EngineLane {
         self.compare_recent(record, origin, regions).await
     }
 
-    /// Drops the clean blocks of a volume whose origin is not as it was left, if `force` or the
-    /// verdict allows it; only `which` if that is known. Returns their number. Nothing else changes
-    /// these blocks: the volume is not attached.
+    /// Drops the clean blocks of a volume whose origin has changed, if `force` or the verdict
+    /// allows it; only `which`, if these are known. Returns their number. No other task changes
+    /// these blocks, because the volume is not attached.
     async fn drop_clean(
         self: &Rc<Self>,
         record: &VolumeRecord,
@@ -291,8 +292,8 @@ impl EngineLane {
         Ok(dropped)
     }
 
-    /// Returns why the cache device is not trusted, if that is so. A note that cannot be read may
-    /// have said so: that needs `force`.
+    /// Returns the reason why the cache device is not trusted, if there is one. A note that cannot
+    /// be read may contain such a reason, so it needs `force`.
     fn distrust_of(&self, name: &str, force: bool) -> Result<Option<Distrust>, EngineError> {
         let Some(ledger) = self.cache.ledger() else { return Ok(None) };
         match ledger.distrusts(name, self.cache.store.uuid()) {
@@ -309,8 +310,8 @@ impl EngineLane {
     }
 
     /// Drops cached blocks after the device failed while the volume was in use, except blocks that
-    /// are dirty in both the index and the note, if that can be read. Noted blocks that are no
-    /// longer dirty on the device are lost; that needs `force`.
+    /// are dirty both in the index and in the note, if the note is readable. Noted blocks that are
+    /// no longer dirty on the device are lost, which needs `force`.
     async fn drop_what_is_outlived(
         self: &Rc<Self>,
         record: &VolumeRecord,
@@ -381,8 +382,8 @@ impl EngineLane {
         self.forget_where(&space, |block, entry| !counts(block, entry), forget).await
     }
 
-    /// Takes the distrusting note back: the outdated blocks are durably dropped, so the rest counts
-    /// again.
+    /// Replaces the distrusting note: the outdated blocks are durably dropped, so the others are
+    /// valid again.
     async fn take_note_back(&self, name: &str) -> Result<(), EngineError> {
         let Some(ledger) = self.cache.ledger() else { return Ok(()) };
         let cache = self.cache.store.uuid();
@@ -390,8 +391,8 @@ impl EngineLane {
         Ok(ledger::write(&*ledger, name, note).await?)
     }
 
-    /// Syncs the origin, because an earlier run may have left data in its write cache and readers
-    /// rely on it from now on (invariant 6). Returns whether that succeeded.
+    /// Syncs the origin, because an earlier run may have left data in its write cache on which
+    /// readers rely from now on (invariant 6). Returns whether that succeeded.
     async fn sync_origin(&self, origin: &Arc<dyn Device>) -> Result<bool, EngineError> {
         let queue = self.context.open(origin)?;
         let synced = queue.sync().await;
@@ -420,8 +421,8 @@ impl EngineLane {
     ///
     /// A claim that is abandoned may be recorded late. That is safe: only a client that may still
     /// write to the origin can record it, and blocks that the volume may no longer serve are
-    /// dropped already. The device withdraws such a claim if it can; otherwise the volume that had
-    /// the origin before takes it for one that was written by another volume.
+    /// already dropped. The device withdraws such a claim if it can; otherwise the former volume of
+    /// the origin takes it for the claim of another volume.
     ///
     /// # Errors
     /// If the claim cannot be recorded, or takes too long.
@@ -465,13 +466,13 @@ impl EngineLane {
             volume.syncs.earlier_run_is_durable();
         }
         if store.has_order(volume.id) {
-            // Also if the order is being switched off: that has to become durable first.
+            // Even if the order is being switched off, because that has to become durable first.
             volume.set_ordered(true);
         }
         if self.cache.ledger().is_none() {
             volume.intent.is_pointless();
         }
-        // Entries loaded from here on are counted when they are loaded.
+        // Entries that are loaded from here on are counted by the loading.
         let loaded = store.while_none_is_loaded(|| {
             if !store.is_loaded() {
                 // Any region may have dirty blocks that are not loaded yet.
@@ -488,8 +489,8 @@ impl EngineLane {
             });
             yield_now().await;
         }
-        // Before the first client (invariant 36): the origin may have become write-protected since
-        // it was opened, and a new volume has no memory of that.
+        // Checked before the first client (invariant 36): the origin may have become
+        // write-protected since it was opened, and a new volume does not know that.
         volume.look_at_origin();
         self.cache.add_volume(volume.clone());
         let Some(view) = self.lane_volume(volume.id) else {
@@ -529,7 +530,7 @@ pub(crate) fn usable(device: &dyn Device) -> u64 {
 /// Returns the size of an origin in bytes.
 ///
 /// # Errors
-/// [`EngineErrorKind::Refused`]: it is smaller than the volume.
+/// [`EngineErrorKind::Refused`]: the origin is smaller than the volume.
 fn large_enough(record: &VolumeRecord, origin: &dyn Device) -> Result<u64, EngineError> {
     let size = usable(origin);
     if size >= record.origin_bytes {

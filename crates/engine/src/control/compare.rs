@@ -1,9 +1,9 @@
 //! Compares clean cached blocks with the origin when a volume starts and it is unclear whether the
-//! origin was written elsewhere.
+//! origin was written by others.
 //!
-//! A few of the blocks that entered the cache last are compared, because others write where the
-//! volume's clients do: to journals, directories, tables. How many they are is bounded by the time
-//! that a disk needs to read them.
+//! A few of the blocks that entered the cache last are compared, because other writers change the
+//! same places as the volume's clients: journals, directories, tables. Their number is limited by
+//! the time that a disk needs to read them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use forebay_store::{Entry, VolumeSpace};
 use crate::error::EngineError;
 use crate::lane::engine::EngineLane;
 
-/// Bytes of the origin that are read at once, and whose blocks are then compared.
+/// Bytes of the origin per read, whose blocks are then compared.
 const REGION: u64 = 64 << 10;
 /// The most blocks that are compared in a region.
 const BLOCKS: usize = 16;
@@ -27,16 +27,16 @@ const DEPTH: usize = 32;
 /// Alignment that every device can read.
 const ALIGN: u64 = 4096;
 
-/// Regions that are compared after an orderly stop: a disk reads them in order of their addresses,
-/// in about a second.
+/// Number of regions that are compared after an orderly stop: a disk reads them in address order in
+/// about a second.
 pub(crate) const FEW: usize = 192;
-/// Regions that are compared after a crash, which leaves less evidence.
+/// Number of regions that are compared after a crash, which leaves less evidence.
 pub(crate) const MORE: usize = 384;
 
 /// The result of a comparison.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Compared {
-    /// Blocks that were compared.
+    /// Number of compared blocks.
     pub(crate) blocks: u64,
     /// Blocks that differ.
     pub(crate) differing: Vec<OriginBlock>,
@@ -123,7 +123,7 @@ impl EngineLane {
         recent
     }
 
-    /// Returns the segments that were opened last, the newest first.
+    /// Returns the segments that were opened last, newest first.
     async fn newest_segments(&self) -> Vec<SegmentId> {
         let segments = &self.cache.store.segments;
         let mut newest: BTreeSet<(Generation, SegmentId)> = BTreeSet::new();
@@ -141,8 +141,8 @@ impl EngineLane {
         newest.into_iter().rev().map(|(_, segment)| segment).collect()
     }
 
-    /// Compares blocks of one region, which are in order. Returns their number, and those that
-    /// differ.
+    /// Compares blocks of one region, which are in ascending order. Returns their number, and the
+    /// blocks that differ.
     async fn compare_region(
         &self,
         record: &VolumeRecord,
@@ -156,7 +156,8 @@ impl EngineLane {
         let Ok(content) = read_span(origin, start, end, record.origin_bytes).await else {
             return (0, Vec::new());
         };
-        // Byte by byte: a checksum is blind to changes of metadata that have a CRC behind them.
+        // Compares bytes: a checksum may miss changes of metadata that are followed by a CRC of
+        // their own.
         let compare = blocks.iter().filter_map(|block| {
             let at = place(record, bytes, *block)?.checked_sub(start)? as usize;
             let own = content.get(at..at + bytes as usize)?;
@@ -171,7 +172,7 @@ impl EngineLane {
     }
 }
 
-/// Returns where a block starts on the origin, if the origin has all of it.
+/// Returns the offset of a block on the origin, if it lies within the origin completely.
 pub(crate) fn place(record: &VolumeRecord, bytes: u64, block: OriginBlock) -> Option<u64> {
     let at = block.0.checked_mul(bytes)?.checked_sub(u64::from(record.alignment))?;
     (at.checked_add(bytes)? <= record.origin_bytes).then_some(at)
@@ -184,7 +185,7 @@ fn span(mut places: impl Iterator<Item = u64>, bytes: u64) -> Option<(u64, u64)>
     Some((first, places.last().unwrap_or(first) + bytes))
 }
 
-/// Reads a part of an origin of `size` bytes, at any sectors.
+/// Reads a part of an origin of `size` bytes, at any sector boundaries.
 ///
 /// # Errors
 /// The device's error.

@@ -17,8 +17,8 @@ impl EngineLane {
     /// before the volume is removed from the volume table.
     ///
     /// # Errors
-    /// It is cancelled before that, dirty data cannot be written back, or the volume table not be
-    /// changed. The volume then stays as it was.
+    /// The command is cancelled before that, dirty data cannot be written back, or the volume table
+    /// cannot be changed. The volume then stays unchanged.
     pub async fn delete(
         self: &Rc<Self>,
         name: &str,
@@ -30,7 +30,7 @@ impl EngineLane {
         let discard_dirty = discard_dirty || planted::has(PlantedBug::DeletesUndrained);
         self.loaded_to_delete(discard_dirty).await?;
         if !discard_dirty {
-            // Clients go on writing: the second time, without them, none is left dirty.
+            // Clients continue to write; the second drain, without clients, leaves no dirty block.
             self.drain_volume(&volume, volume.sweeps() + 2, &progress).await?;
         }
         if let Err(unanswered) = self.patiently(&volume, self.quiesce(&volume)).await
@@ -48,7 +48,7 @@ impl EngineLane {
             volume.set_state(VolumeState::Running);
             return Err(cancelled.into());
         }
-        // The volume table first, while the volume can still be kept as it was.
+        // Change the volume table first, while the volume can still be kept unchanged.
         let recorded = match self.strike(name).await {
             Ok(recorded) => recorded,
             Err(error) => {
@@ -64,7 +64,7 @@ impl EngineLane {
         self.cache.remove_volume(name);
         self.drop_view(volume.id);
         let space = volume.space;
-        // Its addresses are free when the last task of it has ended.
+        // The addresses become free when the last task of the volume has ended.
         drop(volume);
         self.store.remove_space(&space).await;
         self.cache.detached.remove(space.id);
@@ -117,8 +117,8 @@ impl EngineLane {
         Ok(recorded)
     }
 
-    /// Waits until the index is loaded: blocks that are loaded later would stay in it. If it cannot
-    /// be read, none are, and dirty blocks can only be given up.
+    /// Waits until the index is loaded, because blocks that are loaded later would stay in it. If
+    /// the index cannot be read, no blocks are loaded, and dirty blocks can only be discarded.
     async fn loaded_to_delete(&self, discard_dirty: bool) -> Result<(), EngineError> {
         match self.index_loaded().await {
             Err(_) if discard_dirty && self.cache.store.cannot_be_loaded() => Ok(()),

@@ -1,5 +1,5 @@
 //! Devices to which their paths no longer lead: which data may still be reported as safe, and how a
-//! volume stops (invariants 20 and 36).
+//! volume is stopped (invariants 20 and 36).
 //!
 //! Examining a path may block for ever ([`forebay_device::Device::displaced`]), so the caller does
 //! that away from the lanes, and passes the result here.
@@ -10,7 +10,7 @@ use forebay_store::planted::{self, PlantedBug};
 /// Steps that must precede the stop of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BeforeStop {
-    /// No step: data that only the cache device has is found there again.
+    /// No step: data that only the cache device has will be found there again.
     Nothing,
     /// A drain: the cache device may not be found again.
     Drain,
@@ -19,9 +19,9 @@ pub enum BeforeStop {
 /// Data that is unsafe under the path of a device although the volume has stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeftUnsafe {
-    /// Everything: the path of the origin has come apart from it during the stop.
+    /// All data: the path of the origin stopped leading to it during the stop.
     Origin(Displaced),
-    /// Dirty blocks that only a cache device has to which no path leads.
+    /// Dirty blocks that exist only on a cache device to which no path leads.
     OnCacheDevice(Displaced),
 }
 
@@ -29,7 +29,7 @@ pub enum LeftUnsafe {
 /// of examining the origin's path after the drain.
 ///
 /// # Errors
-/// If the path leads to another device.
+/// The path leads to another device.
 pub fn after_drain(origin: Option<Displaced>) -> Result<(), Displaced> {
     if planted::has(PlantedBug::DisplacedDrained) {
         return Ok(());
@@ -38,12 +38,12 @@ pub fn after_drain(origin: Option<Displaced>) -> Result<(), Displaced> {
     origin.map_or(Ok(()), Err)
 }
 
-/// Returns the steps that must precede the stop of a volume that was not given up, by the result of
-/// examining the paths of its devices.
+/// Returns the steps that must precede a stop, given the results of examining the paths of the
+/// volume's devices. Not for a volume that was given up.
 ///
 /// # Errors
-/// If the path of the origin leads to another device: a stop would close the origin, and could lose
-/// it.
+/// The path of the origin leads to another device: a stop would close the origin, and its content
+/// could be lost.
 pub fn before_stop(
     origin: Option<Displaced>,
     cache: Option<Displaced>,
@@ -57,12 +57,12 @@ pub fn before_stop(
     }
 }
 
-/// Returns whether the stop of a volume that was not given up may be reported as having left
-/// everything safe. `origin` and `cache`: the results of examining the paths after the stop, while
-/// the devices were still open.
+/// Returns whether a stop may be reported as having left everything safe. Not for a volume that was
+/// given up. `origin` and `cache`: the results of examining the paths after the stop, while the
+/// devices were still open.
 ///
 /// # Errors
-/// If a path stopped leading to its device since the stop began.
+/// A path has stopped leading to its device since the stop began.
 pub fn after_stop(
     origin: Option<Displaced>,
     cache: Option<Displaced>,

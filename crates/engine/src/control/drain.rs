@@ -18,12 +18,12 @@ use crate::state::volume::Volume;
 
 /// Whether the attempts to write back still lead anywhere.
 struct Attempts {
-    /// Dirty blocks at the last look, and how many looks in a row found writeback failing and no
-    /// fewer of them.
+    /// Number of dirty blocks at the last check, and number of successive checks at which writeback
+    /// failed and not fewer blocks were dirty.
     left: u64,
     failing: u32,
-    /// Sweeps seen, good and failed; the fewest dirty blocks after a failed one, and how many
-    /// failed in a row without fewer.
+    /// Numbers of good and of failed sweeps seen; the fewest dirty blocks after a failed one, and
+    /// the number of successive failed ones that did not go below it.
     good: u64,
     failed: u64,
     least: u64,
@@ -38,9 +38,9 @@ impl Attempts {
         Attempts { left: u64::MAX, failing: 0, good, failed, least: u64::MAX, vain: 0, error: None }
     }
 
-    /// Looks at a volume with `left` dirty blocks. Returns the error if writeback has led nowhere
-    /// for a while: it fails and the number of dirty blocks does not fall, or sweep after sweep
-    /// fails at the same blocks, as it does while clients write elsewhere.
+    /// Checks a volume with `left` dirty blocks. Returns the error if writeback has made no
+    /// progress for a while: it fails and the number of dirty blocks does not fall, or sweep after
+    /// sweep fails at the same blocks while clients write others.
     fn in_vain(&mut self, volume: &Volume, left: u64) -> Option<WritebackError> {
         const LOOKS: u32 = 50;
         const SWEEPS: u32 = 3;
@@ -64,12 +64,13 @@ impl Attempts {
 
 impl EngineLane {
     /// Writes all dirty data of a volume to its origin, durably. Requests are served meanwhile;
-    /// blocks that they make dirty do not keep this from ending. Without such requests none is
-    /// dirty in the end. `progress` is called with the number of dirty blocks left, and may end it.
+    /// blocks that they make dirty do not keep the drain from ending. Without such requests no
+    /// block is dirty at the end. `progress` is called with the number of dirty blocks left, and
+    /// may end the drain.
     ///
     /// # Errors
-    /// It is cancelled; or the origin cannot be written, or blocks not read back, for a while; or a
-    /// device hangs.
+    /// The command is cancelled; or for a while the origin cannot be written, or blocks cannot be
+    /// read back; or a device hangs.
     pub async fn drain(
         self: &Rc<Self>,
         name: &str,
@@ -77,7 +78,7 @@ impl EngineLane {
     ) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
         self.index_loaded().await?;
-        // The sweep under way may have passed a block that is dirty now; the next one has not.
+        // The sweep in progress may have passed a block that is dirty now; the next one has not.
         let enough = volume.sweeps() + 2;
         self.drain_volume(&volume, enough, progress).await
     }
@@ -118,8 +119,8 @@ impl EngineLane {
                 }
                 None => Err(IoError::Io),
             };
-            // Any other failure leaves marks to the next commit: after a crash the blocks count as
-            // dirty, which is safe.
+            // After any other failure the marks are left to the next commit: after a crash the
+            // blocks count as dirty, which is safe.
             if settled.is_err() && self.cache.store.health.failed() {
                 self.retire(volume).await?;
             }
@@ -127,8 +128,8 @@ impl EngineLane {
         Ok(())
     }
 
-    /// Waits until no lane answers a request any more that may have begun with settings before the
-    /// present ones: the blocks that it makes dirty are counted then.
+    /// Waits until no lane answers a request any more that may have begun with earlier settings.
+    /// The blocks that such requests make dirty are counted then.
     async fn pass_those_answered_at_once(&self, volume: &Volume) {
         fence(Ordering::SeqCst);
         let mut lanes: Vec<usize> = (0..volume.stats.lanes()).collect();
@@ -169,7 +170,7 @@ impl EngineLane {
             // Until a volume has left the order for good, its clients write to the log alone.
             let leaves = volume.is_ordered() && !volume.settings().wants_order();
             let stuck = volume.has_bad() || volume.has_refused();
-            // Writes in these modes leave no block dirty, and the command reports that the origin
+            // Writes in these modes leave no block dirty, so the command can report that the origin
             // has all data.
             let all = matches!(volume.mode(), Mode::Writearound | Mode::Passthrough);
             if !leaves && (left == 0 || (swept && !stuck && !all)) {
@@ -182,7 +183,8 @@ impl EngineLane {
             if let Some(stuck) = volume.unanswered().or_else(|| self.cache.hung()) {
                 return Err(stuck);
             }
-            // A block that is found to be refused is progress: the others no longer wait for it.
+            // A block that is found to be refused counts as progress, because the drain no longer
+            // waits for it.
             let waited_for = left.saturating_sub(volume.passed_over());
             if let Some(error) = attempts.in_vain(volume, waited_for) {
                 let message = format!("the dirty data of '{name}' cannot be written back: {error}");
@@ -216,8 +218,8 @@ impl EngineLane {
     }
 }
 
-/// Returns the error of a drain that has left only blocks that cannot be read back, or that the
-/// origin refuses.
+/// Returns the error of a drain after which the only dirty blocks are those that cannot be read
+/// back or that the origin refuses.
 fn given_up(volume: &Volume, count: u64) -> EngineError {
     let (name, failed) = (&volume.name, EngineErrorKind::Failed);
     let unreadable = volume.unreadable_count();

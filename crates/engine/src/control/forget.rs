@@ -14,10 +14,10 @@ use crate::lane::LaneVolume;
 use crate::lane::engine::EngineLane;
 use crate::state::pins::BlockSet;
 
-/// Blocks that are forgotten before other tasks of the lane get their turn.
+/// Blocks that are forgotten before other tasks of the lane run.
 const STEP: usize = 1024;
 
-/// Blocks whose marks wait in RAM for their record.
+/// Number of blocks whose marks may wait in RAM for their record.
 const MARKS: usize = 64 * STEP;
 
 /// Forgets a block of a volume if it is clean.
@@ -31,10 +31,11 @@ fn forget(view: &LaneVolume, block: OriginBlock) {
 
 impl EngineLane {
     /// Forgets all clean blocks of a volume. Requests are served meanwhile; blocks that they read
-    /// may enter again. `progress` is called with the number of blocks left, and may end it.
+    /// may enter again. `progress` is called with the number of blocks left, and may end the
+    /// command.
     ///
     /// # Errors
-    /// If there is no such volume, the command is cancelled, or the cache device fails: blocks may
+    /// The volume does not exist, the command is cancelled, or the cache device fails: blocks may
     /// then return after a crash, which is harmless.
     pub async fn forget_clean(
         self: &Rc<Self>,
@@ -68,7 +69,8 @@ impl EngineLane {
         Ok(self.store.sync_marks().await?)
     }
 
-    /// Like [`EngineLane::forget_clean`], for some blocks: looks up these, and not the whole index.
+    /// Forgets blocks like [`EngineLane::forget_clean`], but looks up only the given ones and not
+    /// the whole index.
     ///
     /// # Errors
     /// As for [`EngineLane::forget_clean`].
@@ -113,7 +115,7 @@ impl EngineLane {
         Ok(())
     }
 
-    /// Calls `forget` with these blocks in steps. `marks`: limit of marks that wait for their
+    /// Calls `forget` for these blocks in steps. `marks`: limit of marks that wait for their
     /// record.
     pub(super) async fn in_steps(
         self: &Rc<Self>,

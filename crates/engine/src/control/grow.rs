@@ -12,8 +12,8 @@ use crate::error::EngineError;
 use crate::lane::engine::EngineLane;
 
 impl EngineLane {
-    /// Prepares a stopped volume for an origin that has grown to `size` bytes. `false`: the volume
-    /// keeps its size this time.
+    /// Prepares a stopped volume for an origin that has grown to `size` bytes. Returns `false` if
+    /// the volume keeps its size this time.
     ///
     /// # Errors
     /// The cache device fails.
@@ -50,7 +50,7 @@ impl EngineLane {
         }
         let last = block.block_of(end - 1);
         if store.is_held(space.id, last) {
-            // A held version is written to the origin as its record says, including the tail past
+            // A held version is written to the origin as its record says, including the tail beyond
             // the old end.
             return keeps("its origin still has to get versions of its last block, in order");
         }

@@ -48,7 +48,7 @@ impl EngineLane {
             yield_now().await;
         }
         if let Err(over) = held {
-            // The log's changes that recovery keeps in memory may use up the budget. They are
+            // Changes from the log that recovery keeps in memory may use up the budget. They are
             // dropped once the index is loaded.
             if store.store().is_loaded() || !store.store().checkpoint_is_outdated() {
                 return Err(over.into());
@@ -74,8 +74,8 @@ impl EngineLane {
     /// Opens another lane's view of an open cache.
     ///
     /// # Errors
-    /// The cache device cannot be opened for this lane, or the cache was opened for fewer lanes:
-    /// there is no counter for this one.
+    /// The cache device cannot be opened for this lane, or the cache was opened for fewer lanes, so
+    /// that there are no counters for this one.
     pub fn join(cache: &Arc<Cache>, context: LaneContext) -> Result<Rc<Self>, EngineError> {
         let (lane, lanes) = (context.lane.id().0, cache.store.options().lanes.max(1));
         if usize::from(lane) >= lanes {
@@ -92,7 +92,8 @@ impl EngineLane {
         Ok(engine)
     }
 
-    /// Takes part in loading the index, if it is not loaded, and in the steps after it.
+    /// Takes part in loading the index, if it is not loaded, and in the steps that follow the
+    /// loading.
     fn start_loading(self: &Rc<Self>) {
         let store = &self.cache.store;
         if !store.is_loaded() || store.checkpoint_is_outdated() {
@@ -104,7 +105,7 @@ impl EngineLane {
     /// Waits until the index is loaded: for work that needs all of it.
     ///
     /// # Errors
-    /// It cannot be read, or the cache device hangs.
+    /// The index cannot be read, or the cache device hangs.
     pub(crate) async fn index_loaded(&self) -> Result<(), EngineError> {
         let store = &self.cache.store;
         loop {

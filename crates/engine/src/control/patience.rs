@@ -8,7 +8,7 @@ use crate::lane::engine::EngineLane;
 use crate::state::volume::Volume;
 use forebay_lane::either;
 
-/// The time that an origin which has not answered for long still gets when a wait begins.
+/// Least time that a wait allows an origin which has not answered for long already.
 const LAST_CHANCE: Duration = Duration::from_secs(1);
 
 /// Interval of checks whether an origin still answers.

@@ -16,18 +16,18 @@ use crate::path::read::VolumeReader;
 use crate::state::pins::BlockSet;
 use crate::state::volume::{Volume, VolumeState};
 
-/// Pieces that are filled at a time: the origin has the next one before the first has ended.
+/// Pieces that are filled at a time: the origin has the next request before the first has ended.
 const TOGETHER: u64 = 2;
 
-/// The longest time that a piece gives way to clients, so that the work comes to its end beside
-/// them.
+/// The longest time for which a piece yields to clients, so that the work ends even if they are
+/// always active.
 const GIVES_WAY: Duration = Duration::from_millis(100);
 
 /// Interval at which waiting work checks again.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Attempts to read a piece while there are free segments. Other causes than reclaim may keep
-/// blocks out, and a fill that is faster than the cache device finds the log's buffers in use.
+/// blocks out: a fill that is faster than the cache device finds the log's buffers in use.
 const ATTEMPTS: u32 = 12;
 
 /// The longest time that a piece waits for space that reclaim frees.
@@ -40,11 +40,12 @@ impl EngineLane {
         self.cache.replacement().1.shares.kept / 2
     }
 
-    /// Pins these blocks of a volume, and no others of it: they enter whenever they are missed, and
-    /// reclaim does not evict them while the volume is attached. Blocks beyond its end are ignored.
+    /// Pins exactly these blocks of a volume: they enter whenever they are missed, and reclaim does
+    /// not evict them while the volume is attached. Blocks beyond the end of the volume are
+    /// ignored.
     ///
     /// # Errors
-    /// If there is no such volume, or more than [`EngineLane::most_pinned`] blocks would be pinned;
+    /// The volume does not exist, or more than [`EngineLane::most_pinned`] blocks would be pinned;
     /// the pins are then unchanged.
     pub fn pin(&self, name: &str, blocks: &BlockSet) -> Result<(), EngineError> {
         let volume = self.cache.volume(name).ok_or_else(|| EngineError::no_volume(name))?;
@@ -69,14 +70,14 @@ impl EngineLane {
         Ok(())
     }
 
-    /// Reads these blocks of a volume into the cache, unless they are cached. Gives way to clients.
-    /// `progress` is called with the number of blocks left, and may end it. Returns the number of
-    /// blocks that did not enter, because of the admission settings, writes that overtook, or a
-    /// lack of space.
+    /// Reads those of these blocks that are not cached into the cache. Yields to clients.
+    /// `progress` is called with the number of blocks left, and may end the command. Returns the
+    /// number of blocks that did not enter, because of the admission settings, concurrent writes,
+    /// or a lack of space.
     ///
     /// # Errors
-    /// If there is no such volume, the command is cancelled, the volume stops, its origin cannot be
-    /// read, or none of the read blocks may enter.
+    /// The volume does not exist or stops, the command is cancelled, the origin cannot be read, or
+    /// none of the read blocks may enter.
     pub async fn fill(
         self: &Rc<Self>,
         name: &str,
@@ -115,7 +116,7 @@ impl EngineLane {
     }
 }
 
-/// Fills a piece, and returns how many of its blocks are absent in the end.
+/// Fills a piece, and returns the number of its blocks that are absent in the end.
 async fn fill_piece(view: &LaneVolume, blocks: &Range<u64>) -> Result<u64, EngineError> {
     let volume = &view.volume;
     let absent = || {

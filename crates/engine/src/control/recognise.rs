@@ -1,5 +1,5 @@
-//! Recognises whether an origin is the one that a volume had, as the volume left it. Nothing is
-//! written here.
+//! Checks whether an origin is the one that a volume had, in the state in which the volume left it.
+//! Nothing is written here.
 
 use forebay_core::Since;
 use forebay_device::Device;
@@ -10,8 +10,8 @@ use crate::control::samples::SampledOrigin;
 use crate::error::{EngineError, EngineErrorKind, Obstacle};
 pub use crate::state::origin_check::{OriginCheck, Sign, Verdict};
 
-/// Compares a volume's record with its origin, and with samples of that, taken with the size in the
-/// record. `trusted`: the record's samples are up to date.
+/// Compares a volume's record with its origin and with samples of the origin, taken with the size
+/// in the record. `trusted`: the record's samples are up to date.
 ///
 /// # Errors
 /// A sample that is needed cannot be read.
@@ -29,9 +29,9 @@ pub fn recognise(
         return Ok(difference().map_or(changed, Verdict::Other));
     }
     if let Some(expected) = record.fingerprint {
-        // After an orderly stop the content decides for files, which are moved. A disk has its
-        // serial numbers wherever it is put: a clone has the same content, and dirty blocks belong
-        // to one of the two. The content of a blank file is that of every other one.
+        // After an orderly stop the content decides for files, because files are moved. A disk
+        // keeps its serial numbers wherever it is attached: a clone has the same content, and dirty
+        // blocks belong to one of the two. All blank files have the same content.
         if look.fingerprint()? != expected {
             return Ok(difference().map_or(Verdict::Changed(Sign::Samples), Verdict::Other));
         }
@@ -63,7 +63,7 @@ pub fn recognise(
 }
 
 impl Verdict {
-    /// Returns whether the origin counts as the one that the volume had, as it was left.
+    /// Returns whether the origin counts as the one that the volume had, unchanged.
     pub fn is_same(&self) -> bool {
         matches!(self, Verdict::Same | Verdict::Unclear(_))
     }
@@ -72,8 +72,8 @@ impl Verdict {
     /// dirty blocks.
     ///
     /// # Errors
-    /// [`EngineErrorKind::DataAtRisk`] if there are dirty blocks and the origin is not as it was
-    /// left; [`EngineErrorKind::Refused`] if it is another device.
+    /// [`EngineErrorKind::DataAtRisk`] if there are dirty blocks and the origin has changed;
+    /// [`EngineErrorKind::Refused`] if it is another device.
     pub fn allow(&self, volume: &str, origin: &str, dirty: u64) -> Result<(), EngineError> {
         let newer = format!("the cache has {dirty} newer blocks of '{volume}'");
         let ways_out = format!(

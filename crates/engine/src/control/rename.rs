@@ -9,12 +9,12 @@ use forebay_store::StoreError;
 use crate::error::EngineError;
 use crate::lane::engine::EngineLane;
 
-/// A name and a UUID for a volume that is not started.
+/// A new name and UUID for a volume that is not started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Naming {
     /// The volume.
     pub id: VolumeId,
-    /// New name; no other volume of the cache may have it.
+    /// New name, which must be unique in the cache.
     pub name: String,
     /// New UUID.
     pub uuid: Uuid,

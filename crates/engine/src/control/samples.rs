@@ -26,7 +26,7 @@ pub(crate) async fn write_evidence(origin: &Arc<dyn Device>) -> Option<Evidence>
     off_lane::run("evidence", move || origin.write_evidence()).await?
 }
 
-/// The content of an origin at its sample places, and its system's evidence about writes.
+/// The content of an origin at its sample places, and the system's evidence of writes to it.
 pub struct SampledOrigin {
     size: u64,
     evidence: Option<Evidence>,
@@ -38,7 +38,8 @@ impl SampledOrigin {
     /// Syncs an origin and reads the samples of its first `size` bytes. Pages that cannot be read
     /// are recorded as errors.
     pub async fn take(device: &Arc<dyn Device>, origin: &Queue, size: u64) -> Self {
-        // Another program may have left its writes in the kernel, where nothing has counted them.
+        // Writes of another program may still be in the kernel's cache, where nothing has counted
+        // them.
         let synced = origin.sync().await;
         let look = Self::read(size, None, async |place, buf| origin.read(place, buf).await).await;
         // Taken last, so that it covers writes during the reading of the samples.
@@ -46,8 +47,8 @@ impl SampledOrigin {
         SampledOrigin { evidence, ..look }
     }
 
-    /// Like [`SampledOrigin::take`], with given evidence and a given way to read the origin, which
-    /// is synced.
+    /// Reads samples like [`SampledOrigin::take`], with given evidence and a given function to read
+    /// the origin, which is synced.
     pub(crate) async fn read(
         size: u64,
         evidence: Option<Evidence>,
@@ -68,14 +69,13 @@ impl SampledOrigin {
         Left { evidence: self.evidence.clone(), starts: self.starts }
     }
 
-    /// Returns whether the start of a partition, or of the content in it, differs from the state in
-    /// which an origin was left.
+    /// Returns whether the start of a partition, or of the content in one, differs from the state
+    /// in which the origin was left.
     pub(crate) fn starts_differ(&self, left: &Left) -> bool {
         left.starts.is_some() && self.starts != left.starts
     }
 
-    /// Returns whether every sample is of zeroes, as on any other origin to which little was
-    /// written.
+    /// Returns whether every sample is zeroes, as on any other origin to which little was written.
     pub(crate) fn is_blank(&self) -> bool {
         let zeroes = |page: &IoBuf| page.iter().all(|byte| *byte == 0);
         self.pages.values().all(|page| page.as_ref().is_ok_and(zeroes))

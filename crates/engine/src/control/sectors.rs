@@ -1,5 +1,5 @@
-//! The logical sectors that the clients of a volume see, which must stay the same: partition tables
-//! and many filesystems count in them, and cannot be read in others (invariant 37).
+//! The logical sectors that the clients of a volume see. They must stay the same, because partition
+//! tables and many filesystems count in them and cannot be read with others (invariant 37).
 
 use forebay_core::{SectorSize, Sectors};
 use forebay_device::Device;
@@ -20,7 +20,7 @@ pub(crate) struct StartSectors {
 /// Returns the sectors of a new volume.
 ///
 /// # Errors
-/// The origin has no whole number of them.
+/// The size of the origin is no multiple of these sectors.
 pub(crate) fn of_new(origin: &dyn Device, chosen: SectorSize) -> Result<Sectors, EngineError> {
     let sectors = origin.sectors();
     let sectors = chosen.bytes().map_or(sectors, |bytes| sectors.with_logical(bytes));
@@ -46,7 +46,8 @@ fn fitting(origin: &dyn Device, sectors: Sectors) -> Result<Sectors, EngineError
 /// were `chosen` by the operator.
 ///
 /// # Errors
-/// [`EngineErrorKind::Refused`]: the origin has others now, as a disk in another USB enclosure has.
+/// [`EngineErrorKind::Refused`]: the origin has other sectors now, for example because the disk is
+/// in another USB enclosure.
 pub fn check_sectors(
     record: &VolumeRecord,
     origin: &dyn Device,
@@ -77,8 +78,8 @@ pub(crate) fn seen(
     Ok(seen)
 }
 
-/// Chooses the sectors of a volume whose clients have seen those of `before` bytes, if that is
-/// known, and whose origin has its `own`. Fails with the former ones if they are not the same.
+/// Chooses the sectors of a volume whose clients have seen sectors of `before` bytes, if that is
+/// known, and whose origin has its `own`. Fails with the former ones if the sizes differ.
 fn choose(before: Option<u64>, own: Sectors, chosen: SectorSize) -> Result<StartSectors, u64> {
     if let Some(bytes) = chosen.bytes() {
         return Ok(StartSectors { sectors: own.with_logical(bytes), recorded: true });
@@ -86,9 +87,8 @@ fn choose(before: Option<u64>, own: Sectors, chosen: SectorSize) -> Result<Start
     match before {
         Some(before) if before != u64::from(own.logical) => Err(before),
         Some(_) => Ok(StartSectors { sectors: own, recorded: true }),
-        // Versions that recorded nothing exported sectors of 512 bytes. Where the origin has
-        // others, that is kept but not recorded, so that it is not taken for a change of the
-        // origin.
+        // Versions that recorded no size exported sectors of 512 bytes. If the origin has others,
+        // 512 is kept but not recorded, so that it is not taken for a change of the origin.
         None => {
             let recorded = own.logical == Sectors::SMALL.logical;
             Ok(StartSectors { sectors: own.with_logical(Sectors::SMALL.logical), recorded })
@@ -96,7 +96,7 @@ fn choose(before: Option<u64>, own: Sectors, chosen: SectorSize) -> Result<Start
     }
 }
 
-/// Returns the size that a record has.
+/// Returns the sector size in a record.
 fn sector_bytes(record: &VolumeRecord) -> Option<u64> {
     let mut tags = record.settings.iter();
     tags.find(|(tag, _)| *tag == SECTOR_BYTES).map(|(_, bytes)| *bytes)

@@ -1,4 +1,4 @@
-//! The starts of an origin's partitions, and of volumes and filesystems inside of them.
+//! The starts of an origin's partitions, and of the volumes and filesystems inside of them.
 //!
 //! Filesystems write to their start at every mount, and a partitioned disk has these starts at
 //! places that samples miss. They are read at an orderly stop and at the next start, and must be
@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use forebay_device::{DeviceError, IoBuf, partitions};
 use forebay_format::Digest;
 
-/// Bytes that are read at each start: the superblocks of ext4, XFS and Btrfs, the labels of LVM,
-/// both headers of LUKS2 and the uberblocks of ZFS are within, and a GPT.
+/// Bytes that are read at each start. They include the superblocks of ext4, XFS and Btrfs, the
+/// labels of LVM, both headers of LUKS2, the uberblocks of ZFS, and a GPT.
 const HEAD: u64 = 256 << 10;
 /// The most starts.
 const MOST: usize = 64;
@@ -31,7 +31,7 @@ enum StartKind {
     Link { extended: u64 },
 }
 
-/// Returns a digest of all starts on an origin of `size` bytes. `None`: one cannot be read.
+/// Returns a digest of all starts on an origin of `size` bytes; `None` if one cannot be read.
 pub(crate) async fn digest(
     size: u64,
     read: &impl AsyncFn(u64, IoBuf) -> Result<IoBuf, DeviceError>,
@@ -129,7 +129,8 @@ fn logical(head: &[u8], start: u64, extended: u64) -> Vec<(u64, StartKind)> {
     entries.collect()
 }
 
-/// Returns where the encrypted data of LUKS may start. The other places are those of its keys.
+/// Returns the offsets at which the encrypted data of LUKS may start. Other offsets in the header
+/// belong to its keys.
 fn luks(head: &[u8]) -> Vec<u64> {
     let number = |at: usize, len: usize| {
         let bytes = head.get(at..at + len)?;
@@ -141,7 +142,7 @@ fn luks(head: &[u8]) -> Vec<u64> {
     }
 }
 
-/// Returns where the current metadata of an LVM physical volume lie, and their length.
+/// Returns offset and length of the current metadata of an LVM physical volume.
 fn lvm_metadata(head: &[u8]) -> Option<(u64, u64)> {
     let word = |at: u64| {
         let bytes = head.get(usize::try_from(at).ok()?..)?.first_chunk()?;
@@ -151,25 +152,25 @@ fn lvm_metadata(head: &[u8]) -> Option<(u64, u64)> {
         .map(|sector| sector * SECTOR as usize)
         .find(|at| head.get(*at..).is_some_and(|rest| rest.starts_with(b"LABELONE")))?;
     let header = u32::from_le_bytes(*head.get(label + 20..)?.first_chunk()?);
-    // Behind the UUID and the size: places of data, a zero, places of metadata, a zero.
+    // After the UUID and the size: locations of data, a zero, locations of metadata, a zero.
     let mut at = (label as u64).checked_add(u64::from(header))?.checked_add(40)?;
     while word(at)? != 0 {
         at += 16;
     }
     let area = word(at + 16)?;
-    // The header of the area: checksum, magic, version, start and size, then the current place.
+    // The header of the area: checksum, magic, version, start and size, then the current location.
     let (offset, len) = (word(area.checked_add(40)?)?, word(area.checked_add(48)?)?);
     Some((area.checked_add(offset)?, len))
 }
 
-/// Returns where the logical volumes of LVM start, by its metadata.
+/// Returns the offsets at which logical volumes of LVM start, from its metadata.
 fn lvm(head: &[u8], text: &[u8]) -> Vec<u64> {
     let extent = numbers_after(text, b"extent_size = ").next().unwrap_or(0) * SECTOR;
     let first = numbers_after(text, b"pe_start = ").next().unwrap_or(0) * SECTOR;
     if extent == 0 || head.is_empty() {
         return Vec::new();
     }
-    // Physical volumes are called pv0, pv1 and so on; each is followed by a number of an extent.
+    // Physical volumes are called pv0, pv1 and so on; the number of an extent follows each.
     let text = String::from_utf8_lossy(text);
     let places = text.split("\"pv").skip(1).filter_map(|rest| {
         let number = rest.split_once("\", ")?.1;
@@ -206,7 +207,7 @@ mod tests {
 
     const SIZE: usize = 64 << 20;
 
-    /// Returns the digest of a disk, and where it was read.
+    /// Returns the digest of a disk, and the offsets that were read for it.
     fn look(disk: &[u8]) -> (Option<u128>, BTreeSet<u64>) {
         let places = RefCell::new(BTreeSet::new());
         let read = async |at: u64, mut buf: IoBuf| {
@@ -276,7 +277,7 @@ mod tests {
         entry(&mut disk, extended, 1, 0x05, ((second - extended) / 512) as u32);
         entry(&mut disk, second, 0, 0x83, 4096);
         covers(&mut disk, &[extended + (1 << 20) + 1024, second, second + (2 << 20) + 65536]);
-        // A partition that starts at no page.
+        // A partition whose start is not page-aligned.
         let mut disk = vec![0; SIZE];
         entry(&mut disk, 0, 0, 0x83, 63);
         covers(&mut disk, &[63 * 512 + 1024, 63 * 512 + (64 << 10)]);
@@ -296,7 +297,7 @@ mod tests {
         let json = br#"{"segments":{"0":{"type":"crypt","offset":"16777216"}}}"#;
         disk[at + 4096..at + 4096 + json.len()].copy_from_slice(json);
         covers(&mut disk, &[at + 16384, at + (16 << 20) + 65536]);
-        // LVM, with a disk of its own in a logical volume.
+        // LVM, with a complete disk in a logical volume.
         disk[at..at + 8192].fill(0);
         disk[at + 512..at + 520].copy_from_slice(b"LABELONE");
         disk[at + 532..at + 536].copy_from_slice(&32_u32.to_le_bytes());
@@ -320,7 +321,7 @@ mod tests {
 
     #[test]
     fn metadata_with_a_checksum_of_their_own_are_covered() {
-        // As the superblock of ext4: 1020 bytes, and the CRC32C of them.
+        // Like the superblock of ext4: 1020 bytes, and their CRC32C.
         let superblock = |disk: &mut [u8], mounts: u8| {
             disk[1024 + 52] = mounts;
             let check = !forebay_format::crc32c(&disk[1024..2044]);

@@ -15,15 +15,15 @@ use crate::state::cache::hang::CacheWork;
 pub enum TableChange {
     /// The cache device.
     OnDevice,
-    /// Nowhere for certain: the device has failed or does not answer, and the daemon has to
-    /// remember the change until the device is opened again.
+    /// Not on the cache device for certain, because it has failed or does not answer: the daemon
+    /// must remember the change until the device is opened again.
     ByDaemon,
 }
 
 impl EngineLane {
-    /// Changes the volume table. If the cache device has failed or hangs and there is a ledger, the
-    /// daemon's memory of the change is enough: it is read first at the next start, and commands
-    /// have to work without the device.
+    /// Changes the volume table. If the cache device has failed or hangs and there is a ledger, it
+    /// is enough that the daemon remembers the change: its state is read first at the next start,
+    /// and commands must work without the device.
     ///
     /// # Errors
     /// The change is refused, or the cache device fails and there is no ledger.

@@ -2,7 +2,7 @@
 //! request.
 //!
 //! Afterwards only blocks that differ have to be dropped. Memory is bounded: cached blocks are
-//! noted by regions of the origin, and one group of regions is read at a time.
+//! recorded by regions of the origin, and one group of regions is read at a time.
 
 use forebay_core::{OriginBlock, SECTOR_SIZE};
 use forebay_device::Queue;
@@ -14,12 +14,12 @@ use crate::control::compare::{Compared, read_span};
 use crate::error::{EngineError, EngineErrorKind};
 use crate::lane::engine::EngineLane;
 
-/// Bytes of the origin that are read at once.
+/// Bytes of the origin per read.
 const REGION: u64 = 1 << 20;
 /// Regions that are read at a time.
 const DEPTH: usize = 8;
 
-/// Told how many of all blocks are compared; returns whether to go on.
+/// Called with the numbers of compared and of all blocks; returns whether to continue.
 pub type OnVerify<'a> = &'a dyn Fn(u64, u64) -> bool;
 
 /// The regions of an origin that have clean blocks.
@@ -34,7 +34,8 @@ impl EngineLane {
     /// Compares every clean block of a stopped volume with its origin. The index is loaded.
     ///
     /// # Errors
-    /// The origin or the cache device cannot be read, or `on_verify` ends it. Nothing has changed.
+    /// The origin or the cache device cannot be read, or `on_verify` ends the comparison. Nothing
+    /// has changed.
     pub(crate) async fn compare_all(
         &self,
         record: &VolumeRecord,
@@ -113,7 +114,7 @@ impl EngineLane {
         let end = ((last.0 + 1) * bytes).saturating_sub(shift).min(record.origin_bytes);
         let content = read_span(origin, start, end, record.origin_bytes).await?;
         let compare = clean.iter().map(|block| {
-            // The block may start before the origin does, and end behind it.
+            // The block may begin before the origin and end after it.
             let at = (block.0 * bytes).saturating_sub(shift);
             let skipped = (shift.saturating_sub(block.0 * bytes)) as usize;
             let from = (at - start) as usize;
@@ -131,8 +132,9 @@ impl EngineLane {
         Ok(compared)
     }
 
-    /// Returns whether a sector that is cached clean differs from `origin`, which is the block's
-    /// content from byte `skipped` on. A copy that fails its check is none: readers find that out.
+    /// Returns whether a cached clean sector differs from `origin`, which is the block's content
+    /// from byte `skipped` on. A copy that fails its check does not count: readers will notice
+    /// that.
     pub(crate) async fn differs(
         &self,
         space: &VolumeSpace,

@@ -13,7 +13,7 @@ pub enum WritebackError {
     /// The origin cannot be read or written.
     #[error(transparent)]
     Origin(#[from] DeviceError),
-    /// The origin takes other writes, but not these bytes.
+    /// The origin accepts other writes, but not these bytes.
     #[error("the origin does not take {ranges}: {error}")]
     Refused {
         /// The first ranges, and how many more there are.
@@ -21,7 +21,7 @@ pub enum WritebackError {
         /// The last failure.
         error: DeviceError,
     },
-    /// The group of an ordered volume that is next has bytes that the origin does not take.
+    /// The next group of an ordered volume has bytes that the origin refuses.
     #[error(
         "the origin does not take {ranges}: {error}; as the volume is ordered, the origin stays at the flush before, until it takes them or 'ordered' is set to off"
     )]
@@ -65,7 +65,7 @@ pub enum WritebackError {
 }
 
 impl WritebackError {
-    /// Returns whether the origin takes no writes at all at the moment.
+    /// Returns whether the origin accepts no writes at all at present.
     pub(crate) fn is_write_protection(&self) -> bool {
         matches!(self, WritebackError::Origin(error) if error.kind == DeviceErrorKind::ReadOnly)
     }

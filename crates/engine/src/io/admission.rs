@@ -19,7 +19,7 @@ use crate::plan::{BlockState, miss_reason};
 pub(crate) enum Gate {
     /// Every block may enter.
     Open,
-    /// Blocks that were missed before may enter, as the rule says.
+    /// Blocks that were missed before may enter, as the rule demands.
     Remembered(Admission),
     /// No block may enter: the write budget is used up.
     Spent,
@@ -43,7 +43,7 @@ fn missed_since(past: Past) -> MissReason {
     }
 }
 
-/// Returns the past to remember for a block refused for this reason.
+/// Returns the past to remember for a block that was refused for this reason.
 fn past_of(reason: RefusalReason) -> Past {
     match reason {
         RefusalReason::NotAdmitted => Past::NotAdmitted,
@@ -59,15 +59,15 @@ fn past_of(reason: RefusalReason) -> Past {
 pub(crate) struct AdmissionControl<'a>(pub(crate) &'a LaneVolume);
 
 impl AdmissionControl<'_> {
-    /// Returns the reason why a request should bypass the cache, other than the mode.
+    /// Returns the reason why a request should bypass the cache, apart from the mode.
     pub(crate) fn bypass(self, write: bool, offset: u64, len: u64) -> Option<BypassReason> {
         if self.0.is_unavailable_to(write) {
             return Some(BypassReason::Unavailable);
         }
         let sequential = StreamControl(self.0).bypasses(write, offset, len);
         if self.0.volume.is_frozen() {
-            // A write to a frozen cache updates cached blocks even under congestion: dropped blocks
-            // could not enter again.
+            // A write to a frozen cache updates cached blocks even under congestion, because
+            // dropped blocks could not enter again.
             let congested = !write && self.is_congested();
             return Some(if congested { BypassReason::Congested } else { BypassReason::Frozen });
         }
@@ -98,8 +98,8 @@ impl AdmissionControl<'_> {
         self.gate(self.0.volume.admission.rule_of_reads())
     }
 
-    /// Returns the gate for blocks that are to be cached on request: a client's, or of a tier above
-    /// where they were used.
+    /// Returns the gate for blocks that a client asks to cache, or that a tier above offers after
+    /// use.
     pub(crate) fn gate_on_request(self) -> Gate {
         self.gate(Admission::Always)
     }
@@ -133,7 +133,7 @@ impl AdmissionControl<'_> {
     }
 
     /// Returns why a write of absent blocks should bypass the cache, if it should. The write is
-    /// admitted or refused as a whole: refused if more than half of its blocks are.
+    /// admitted or refused as a whole: it is refused if more than half of its blocks are.
     pub(crate) fn bypass_of_write(self, blocks: Range<u64>) -> Option<BypassReason> {
         let gate = self.gate(self.0.volume.admission.rule());
         let refused = |block| self.admit(gate, OriginBlock(block)).err();
@@ -166,8 +166,8 @@ impl AdmissionControl<'_> {
         }
     }
 
-    /// Counts a block that may not or could not enter, and remembers the refusal unless a part of
-    /// the block is cached.
+    /// Counts a block that was not admitted or found no space, and remembers the refusal unless a
+    /// part of the block is cached.
     pub(crate) fn refused(self, block: OriginBlock, cached: bool, reason: RefusalReason) {
         self.0.stats().why.refused.count(reason, 1);
         if !cached {
@@ -186,8 +186,8 @@ impl AdmissionControl<'_> {
         let reason = match self.with_memory(|memory, at| memory.recall(at), block) {
             Recall::Past(past) => missed_since(past),
             Recall::Nothing => MissReason::Cold,
-            // For a large cache only a hash-chosen part of the blocks has ghosts; the others take
-            // the last reason, so they are counted in the same proportion.
+            // For a large cache only a hash-chosen part of the blocks has ghosts. The others count
+            // with the last reason, so that proportions are preserved.
             Recall::NotKept => return self.0.last_miss.get(),
         };
         self.0.last_miss.set(reason);

@@ -23,7 +23,8 @@ use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
 use crate::state::cache::hang::CacheWork;
 
-/// Longest wait of a flush for the origin to make writes durable that went through a failed cache.
+/// Longest time that a flush waits for the origin to make writes durable that went through a failed
+/// cache.
 const THROUGH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Changes of the log that must be durable before the origin gets newer data.
@@ -101,7 +102,7 @@ impl Commits<'_> {
     /// returns and replaces the newer data that the origin may get.
     ///
     /// # Errors
-    /// If neither the log nor the ledger could record it.
+    /// Neither the log nor the ledger could record it.
     pub(crate) async fn sync_forgotten(
         self,
         range: &Range<u64>,
@@ -136,7 +137,7 @@ impl Commits<'_> {
         })
     }
 
-    /// Makes everything appended before this call survive as much as the request demands.
+    /// Makes everything appended before this call survive the failures that the request names.
     pub(crate) async fn secure(self, survives: Survives) -> Result<(), IoError> {
         let secured = match survives {
             Survives::Nothing => Ok(()),
@@ -146,15 +147,15 @@ impl Commits<'_> {
         secured.map_err(|error| self.failed(&error))
     }
 
-    /// Writes everything appended before this call to the cache device. No client has flushed, so
-    /// on an ordered volume this ends no group.
+    /// Writes everything appended before this call to the cache device. Because no client has
+    /// flushed, this ends no group of an ordered volume.
     async fn write_out(self) -> Result<(), CommitError> {
         self.0.store.write_out().await?;
         NoteKeeper(self.0).note_regions().await;
         NoteKeeper(self.0).trust_again().await
     }
 
-    /// Makes everything appended before this call durable. On an ordered volume this ends a group.
+    /// Makes everything appended before this call durable. This ends a group of an ordered volume.
     ///
     /// # Errors
     /// The cache device failed.

@@ -33,12 +33,12 @@ const RETRY_AFTER: [Duration; 4] = [
 /// that clean copies are not retried.
 const CLEAN_IN_VAIN: u32 = 8;
 
-/// The outcome for a copy that could not be read.
+/// What to do about a copy that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
     /// The copy was forgotten or replaced, or the cache device hangs: look the block up again.
     Gone,
-    /// The copy is dirty: its block's addresses give errors from now on.
+    /// The copy is dirty: its block's addresses return errors from now on.
     Lost,
 }
 
@@ -59,7 +59,7 @@ impl Copies<'_> {
         let read = if run.iter().all(|pinned| pinned.found.entry.dirty) {
             read.await
         } else {
-            // The origin has the clean copies: do not wait for a device that hangs.
+            // The origin has the clean copies, so do not wait for a device that hangs.
             let Some(read) = self.0.cache.unless_hung(&mut read).await else {
                 let gone = (0..run.len()).map(|at| (at, Unreadable::Gone)).collect();
                 return (IoBuf::for_overwrite(len), gone);
@@ -165,7 +165,7 @@ impl Copies<'_> {
         }
         volume.add_bad(pinned.block);
         // A writer that has just replaced the block may have read the flag before. Both take the
-        // lock of the shard, so one of them sees the other.
+        // lock of the shard, so one of them sees the change of the other.
         let now = store.look_up(&volume.space, pinned.block);
         if now.is_some_and(|pinned| is_it(&pinned.found.entry)) {
             return Unreadable::Lost;

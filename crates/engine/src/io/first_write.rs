@@ -1,5 +1,5 @@
 //! The step before the first write to each sample of the origin: the cache device durably stops
-//! calling the sample untouched.
+//! listing the sample as untouched.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -52,9 +52,9 @@ impl FirstWrite<'_> {
                 // Set before the note is written, so that `give_up_samples` updates the device
                 // before the note is taken back.
                 samples.given_up.store(true, Ordering::SeqCst);
-                // The device has failed or hangs. If a note or the device can still say that the
-                // samples are worthless, all is well. If not, the next start takes our own write
-                // for an external one: that needs the operator's decision and loses nothing.
+                // The device has failed or hangs. It is enough if a note or the device can still
+                // record that the samples are worthless. Otherwise the next start takes our own
+                // write for an external one, which needs the operator's decision and loses nothing.
                 let told = NoteKeeper(self.0).distrust().await;
                 tracing::warn!(
                     told,

@@ -1,4 +1,4 @@
-//! Notes in the daemon's ledger of where a volume may be dirty.
+//! Notes in the daemon's ledger of the places where a volume may be dirty.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::state::volume::VolumeState;
 /// The most ranges in the note of a volume that stops.
 const MOST_RANGES: usize = 1 << 14;
 
-/// The most dirty blocks whose ranges are looked for then: a list of more would take longer than
+/// The most dirty blocks for which ranges are determined then: a longer list would take longer than
 /// the rest of the stop.
 const MOST_BLOCKS: u64 = 1 << 20;
 
-/// Blocks that are looked up before other tasks of the lane get their turn.
+/// Blocks that are looked up before other tasks of the lane run.
 const LOOK_UPS_AT_ONCE: u64 = 4096;
 
 impl Volume {
@@ -74,9 +74,10 @@ pub(crate) enum CommitError {
 pub(crate) struct NoteKeeper<'a>(pub(crate) &'a LaneVolume);
 
 impl NoteKeeper<'_> {
-    /// Adds every region in which a block has become dirty to the note. Called before anything is
-    /// reported durable. A note that cannot be written, or is not durable within a second, is
-    /// logged. No data is at risk: if the cache device is lost, its report lacks these regions.
+    /// Adds every region in which a block has become dirty to the note. Called before data is
+    /// reported durable. Logs a note that cannot be written, or is not durable within a second. No
+    /// data is at risk then; but if the cache device is lost, the report of the loss lacks these
+    /// regions.
     pub(crate) async fn note_regions(self) {
         let intent = &self.0.volume.intent;
         if planted::has(PlantedBug::NotesForgotten) {
@@ -106,7 +107,8 @@ impl NoteKeeper<'_> {
                 noted.fetch_or(*wanted, Ordering::SeqCst);
             }
         }
-        // Only after the note is durable: until then every other flush must wait for the gate.
+        // Only after the note is durable, because until then every other flush must wait for the
+        // gate.
         intent.all_noted();
     }
 
@@ -127,13 +129,13 @@ impl NoteKeeper<'_> {
         self.note_of_regions(&regions)
     }
 
-    /// Writes a note of these regions. Called with the note's gate held. `false`: the note does not
-    /// contain them.
+    /// Writes a note of these regions. Called with the note's gate held. Returns `false` if the
+    /// note does not contain them.
     async fn file(self, regions: &[u64]) -> bool {
         let Some(ledger) = self.0.cache.ledger() else { return false };
         if self.0.volume.note.distrusts.load(Ordering::Relaxed) {
-            // The note has begun to distrust the cache device since the caller looked, and has to
-            // go on saying so (invariants 5, 6 and 9).
+            // The note has begun to distrust the cache device since the caller checked, and must
+            // continue to do so (invariants 5, 6 and 9).
             return false;
         }
         let note = self.note_of_regions(regions);
@@ -150,10 +152,10 @@ impl NoteKeeper<'_> {
         }
     }
 
-    /// Removes regions from the note that have had no dirty block for a while; takes one of two
-    /// steps. The first step makes writes request the regions without dirty blocks again. The
-    /// second step, one call later, drops those that still have none: a write that saw the old bit
-    /// has counted its block by then.
+    /// Removes regions from the note that have had no dirty block for a while, in two steps, one
+    /// per call. The first step makes writes request the regions without dirty blocks again. The
+    /// second step drops those that still have none: a write that saw the old bit has counted its
+    /// block by then.
     pub(crate) async fn shorten_note(self) {
         let intent = &self.0.volume.intent;
         if !self.0.cache.store.is_loaded() {
@@ -177,8 +179,8 @@ impl NoteKeeper<'_> {
         }
     }
 
-    /// Returns the dirty ranges of the volume, unless there are too many of them or of blocks in
-    /// them.
+    /// Returns the dirty ranges of the volume, unless there are too many of them or of dirty
+    /// blocks.
     async fn exact_ranges(self) -> Option<Vec<Range<u64>>> {
         let volume = &self.0.volume;
         if volume.dirty_blocks() > MOST_BLOCKS {
@@ -196,7 +198,7 @@ impl NoteKeeper<'_> {
         let volume = &self.0.volume;
         let Some(ledger) = self.0.cache.ledger() else { return };
         if !self.0.cache.store.is_loaded() {
-            // The note that all regions may be dirty stays.
+            // The note that all regions may be dirty stays in force.
             return;
         }
         let turn = volume.note.writing.enter().await;
@@ -220,19 +222,19 @@ impl NoteKeeper<'_> {
     }
 
     /// Records that no clean copy and no sample of the origin may be trusted when the cache device
-    /// is opened again. `false`: neither the ledger nor the device could record it.
+    /// is opened again. Returns `false` if neither the ledger nor the device could record it.
     pub(crate) async fn distrust(self) -> bool {
         self.note_dirty(&(0..0)).await.is_ok()
             || (!self.0.cache.health.is_hung() && self.0.store.distrust_clean().await)
     }
 
-    /// Writes a durable note that only dirty blocks on the cache device count. `free`: the range in
-    /// which the note must not list blocks that are no longer dirty.
+    /// Writes a durable note that only dirty blocks on the cache device are valid. `free`: the
+    /// range in which the note must not list blocks that are no longer dirty.
     pub(crate) async fn note_dirty(self, free: &Range<u64>) -> Result<(), LedgerError> {
         let volume = &self.0.volume;
         let ledger = self.0.cache.ledger().ok_or(LedgerError::Absent)?;
         if !self.0.cache.store.loaded().await {
-            // Dirty blocks that the note would not list would count as outdated.
+            // Dirty blocks that are missing in the note would count as outdated.
             return Err(LedgerError::NotLoaded);
         }
         let _turn = volume.note.writing.enter().await;
@@ -255,7 +257,7 @@ impl NoteKeeper<'_> {
         Ok(())
     }
 
-    /// Like [`Volume::ranges_of`]. Other tasks of the lane get their turn meanwhile.
+    /// Returns ranges like [`Volume::ranges_of`]. Other tasks of the lane run meanwhile.
     async fn ranges_of(self, blocks: &DirtySet) -> Vec<Range<u64>> {
         let mut all = Vec::new();
         for (number, range) in blocks.ranges().enumerate() {
@@ -273,7 +275,7 @@ impl NoteKeeper<'_> {
     }
 
     /// Returns every dirty block of the volume, from a pass over the whole index. Blocks whose
-    /// state changes meanwhile may be in it or not.
+    /// state changes meanwhile may or may not be included.
     async fn all_dirty(self) -> DirtySet {
         let mut blocks = DirtySet::default();
         let space = &self.0.volume.space;
@@ -302,8 +304,8 @@ impl NoteKeeper<'_> {
         left
     }
 
-    /// Makes a cache device that answers again after a hang trusted: writes everything to it that
-    /// it missed, then replaces the note. Called before anything new is reported durable.
+    /// Makes the engine trust a cache device again that answers after a hang: writes everything to
+    /// it that it missed, then replaces the note. Called before new data is reported durable.
     ///
     /// # Errors
     /// The device has failed, or the note cannot be replaced.
@@ -320,7 +322,7 @@ impl NoteKeeper<'_> {
             if self.0.volume.note.uses.load(Ordering::SeqCst) == uses {
                 break turn;
             }
-            // Another task has relied on the note meanwhile, for changes that the device has not
+            // Another task has meanwhile relied on the note for changes that the device has not
             // recorded.
         };
         if let Some(ledger) = self.0.cache.ledger() {
@@ -333,9 +335,9 @@ impl NoteKeeper<'_> {
         Ok(())
     }
 
-    /// Keeps the note up to date, called periodically. For a failed device: notes the dirty blocks
-    /// that only it has. For one that answers again after a hang: takes the distrusting note back.
-    /// For a healthy one: notes where the volume may be dirty.
+    /// Keeps the note up to date; called periodically. Failed device: records the dirty blocks that
+    /// only it has. Device that answers again after a hang: replaces the distrusting note. Healthy
+    /// device: records where the volume may be dirty.
     pub(crate) async fn write_down(self) {
         let volume = &self.0.volume;
         if self.0.cache.ledger().is_none() || volume.state() == VolumeState::Removed {
@@ -350,7 +352,7 @@ impl NoteKeeper<'_> {
                 self.write_down_now().await;
             }
         } else if self.0.cache.health.is_hung() {
-            // Requests that go on without the device write the note themselves.
+            // Requests that continue without the device write the note themselves.
         } else if noted {
             if let Err(error) = self.trust_again().await {
                 tracing::warn!(%error, volume = volume.name, "the cache device is not trusted yet");
@@ -367,8 +369,8 @@ impl NoteKeeper<'_> {
         }
     }
 
-    /// Records on a cache device that answers again that the samples are no longer kept, if that is
-    /// so. Called before the note that says the same is taken back.
+    /// Records on a cache device that answers again that the samples were given up, if they were.
+    /// Called before the note that says the same is replaced.
     ///
     /// # Errors
     /// The device has failed.

@@ -35,8 +35,9 @@ impl OriginIo<'_> {
         (result.and_then(|()| self.unless_lost(failures)), data)
     }
 
-    /// Fails a change of the origin if a sync has failed since `failures` were counted, before the
-    /// change: the sync may have lost it, and the kernel reports that only once (invariant 18).
+    /// Fails a change of the origin if a sync has failed since `failures` were counted, which was
+    /// before the change. That sync may have lost the change, and the kernel reports such a loss
+    /// only once (invariant 18).
     pub(crate) fn unless_lost(self, failures: u64) -> Result<(), IoError> {
         if self.0.volume.syncs.failures() == failures {
             return Ok(());
@@ -68,7 +69,8 @@ impl OriginIo<'_> {
         }
     }
 
-    /// Like [`OriginIo::write`], for whole sectors that are not whole logical blocks of the origin.
+    /// Writes like [`OriginIo::write`], for whole sectors that are not whole logical blocks of the
+    /// origin.
     async fn write_unaligned(self, offset: u64, data: &[u8]) -> Result<(), IoError> {
         let volume = &self.0.volume;
         let (start, whole) =
@@ -119,8 +121,8 @@ impl OriginIo<'_> {
         Ok(done.result?)
     }
 
-    /// Read-modify-write: reads the origin's logical blocks that contain a range of sectors, and
-    /// copies `data` over them. Returns their offset and new content.
+    /// Reads the origin's logical blocks that contain a range of sectors, and copies `data` over
+    /// the range. Returns their offset and new content.
     async fn merge_logical(
         self,
         offset: u64,
@@ -155,7 +157,7 @@ impl OriginIo<'_> {
         self.0.volume.write_error.set(error);
     }
 
-    /// Makes the clients' writes to the origin durable that ended before this call, and marks
+    /// Makes all writes of clients to the origin durable that ended before this call, and marks
     /// blocks that were written through as clean. Callers share syncs: a caller that arrives during
     /// one waits for it, and the next one covers all that wait.
     pub(crate) async fn sync(self, cause: WakeReason) -> Result<(), IoError> {
@@ -213,7 +215,7 @@ impl OriginIo<'_> {
     /// Waits for a sync of the origin that begins after this call.
     ///
     /// # Errors
-    /// That sync failed, or one that ended meanwhile.
+    /// That sync failed, or another one that ended meanwhile.
     pub(crate) async fn sync_device(self, cause: WakeReason) -> Result<(), WritebackError> {
         let volume = &self.0.volume;
         let (failures, begun) = (volume.syncs.failures(), volume.syncs.begun());
@@ -229,8 +231,8 @@ impl OriginIo<'_> {
         }
     }
 
-    /// Syncs the origin. One sync at a time: the kernel reports a failure once, so the failure of
-    /// one has to be known before another, which may have lost the same writes, succeeds (invariant
+    /// Syncs the origin, one sync at a time. The kernel reports a failure only once, so a failure
+    /// must be known before a later sync, which may have lost the same writes, succeeds (invariant
     /// 18).
     async fn sync_in_turn(
         self,
@@ -238,7 +240,7 @@ impl OriginIo<'_> {
         cause: WakeReason,
     ) -> Result<(), DeviceError> {
         let volume = &self.0.volume;
-        // Counted before the sync starts, as it covers no later changes.
+        // Counted before the sync starts, because the sync does not cover later changes.
         let sync = volume.syncs.begin();
         let mut synced = self.0.origin.sync(cause).await;
         if synced.is_err() && planted::has(PlantedBug::FailedSyncRetried) {
@@ -257,8 +259,8 @@ impl OriginIo<'_> {
         self.0.volume.through.written(blocks, self.most_through());
     }
 
-    /// Returns how many blocks written through trigger a sync. Until the sync they take log space
-    /// like dirty blocks.
+    /// Returns the number of written-through blocks that triggers a sync. Until the sync they take
+    /// log space like dirty blocks.
     pub(crate) fn most_through(self) -> usize {
         const MOST: u64 = 16384;
         (self.0.cache.store.capacity_blocks() / 16).min(MOST) as usize

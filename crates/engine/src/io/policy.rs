@@ -1,4 +1,4 @@
-//! Events for the replacement policy about the blocks of a volume, and its answers.
+//! Passes events about the blocks of a volume to the replacement policy, and its answers back.
 
 use forebay_core::why::RefusalReason;
 use forebay_core::{OriginBlock, Slot};
@@ -41,7 +41,7 @@ impl Policy<'_> {
     pub(crate) fn used(self, block: OriginBlock, entry: &Entry) {
         if self.0.cache.ranks() {
             let rank = Rank::from_bits(entry.rank);
-            // Blocks that are used often have the highest rank already: no update.
+            // Blocks that are used often have the highest rank already, so no update is needed.
             if rank.used() != rank {
                 let space = &self.0.volume.space;
                 self.0
@@ -138,8 +138,8 @@ impl Policy<'_> {
         }
     }
 
-    /// Returns whether the policy admits an absent block. Asked once for each miss; most policies
-    /// admit all.
+    /// Returns whether the policy admits an absent block. Must be called once per miss; most
+    /// policies admit all.
     pub(crate) fn admits(self, block: OriginBlock) -> bool {
         if self.0.cache.ranks() {
             return true;
@@ -150,7 +150,8 @@ impl Policy<'_> {
         })
     }
 
-    /// Like [`Policy::admits`], for a fill. Partly cached blocks are always admitted.
+    /// Returns whether the policy admits a fill, like [`Policy::admits`]. Partly cached blocks are
+    /// always admitted.
     pub(crate) fn admit_to_lists(self, block: OriginBlock) -> Result<(), RefusalReason> {
         if self.0.is_pinned(block) {
             return Ok(());
@@ -164,7 +165,7 @@ impl Policy<'_> {
         }
     }
 
-    /// Adds a ghost for a block that the policy has given up and that is still cached.
+    /// Adds a ghost for a cached block that the policy no longer keeps.
     pub(crate) fn remember_given_up(self, block: OriginBlock) {
         let address = self.0.volume.space.unique(block);
         self.with_replacement(|replacement| replacement.remember(address));

@@ -22,7 +22,7 @@ impl Space<'_> {
     /// Waits until there may be free space in the log, or none is needed any more.
     ///
     /// # Errors
-    /// The cache device has failed, so no space will become free; or the volume is stopping.
+    /// The cache device has failed, so no space will become free, or the volume is stopping.
     pub(crate) async fn wait_for_space(
         self,
         listening: forebay_lane::Notified<'_>,

@@ -6,7 +6,7 @@ use crate::lane::LaneVolume;
 use crate::plan::keeps_dirty;
 use crate::state::streams::AccessRange;
 
-/// Bytes of long writes after which a lane reports them to the others.
+/// Bytes of long writes after which a lane reports them to the other lanes.
 const TOLD_AFTER: u64 = 256 << 10;
 
 /// Least number of requests of a stream: two large ones may follow each other by chance.
@@ -22,9 +22,9 @@ fn least_run(cutoff: u64, len: u64) -> u64 {
 pub(crate) struct StreamControl<'a>(pub(crate) &'a LaneVolume);
 
 impl StreamControl<'_> {
-    /// Observes a request. Returns whether it belongs to a long stream, as far as that is known
-    /// without a write to shared memory that a small request which is answered at once is not
-    /// worth.
+    /// Observes a request. Returns whether it belongs to a long stream, as far as the lane can tell
+    /// without writing to shared memory, which a small request that is answered at once does not
+    /// justify.
     #[inline]
     pub(crate) fn observe(self, write: bool, offset: u64, len: u64) -> bool {
         let request = AccessRange { write, offset, len };
@@ -47,7 +47,8 @@ impl StreamControl<'_> {
         if cutoff == 0 {
             return false;
         }
-        // A request that could not be answered at once comes here a second time: it counts once.
+        // A request that could not be answered at once is passed here a second time, and must count
+        // once.
         let (last, long) = self.0.streams.last.get();
         if last == request {
             return long;
@@ -92,8 +93,8 @@ impl StreamControl<'_> {
     }
 
     /// Returns whether long writes bypass the cache: while the origin keeps up with them and need
-    /// not be woken, and when the write budget is spent. Modes that write to the origin in any case
-    /// cannot be faster.
+    /// not be woken, and when the write budget is spent. In modes that write to the origin in any
+    /// case, a bypass is never slower.
     pub(crate) fn writes_bypass(self) -> bool {
         let volume = &self.0.volume;
         let written = || volume.stats.cache_written();
@@ -102,8 +103,8 @@ impl StreamControl<'_> {
             || volume.admission.is_over_budget(self.0.now(), written)
     }
 
-    /// Returns whether lazy writeback leaves the origin alone at the moment. A log that is appended
-    /// to now and then is a long stream as well, and would wake the disk each time.
+    /// Returns whether lazy writeback lets the origin rest at present. Occasional appends to a log
+    /// form a long stream too, and would wake the disk each time.
     fn lets_sleep(self) -> bool {
         let volume = &self.0.volume;
         let is_awake = |used| self.0.now().since(used) < AWAKE_FOR;

@@ -25,7 +25,8 @@ use read_turns::ReadTurns;
 use run::SpanWriter;
 use span::Spans;
 
-/// Writes the current versions of dirty blocks to the origin. They become clean with the next sync.
+/// Writes the current versions of dirty blocks to the origin. The blocks become clean with the next
+/// sync.
 ///
 /// # Errors
 /// The first failure; blocks that were not written stay dirty.
@@ -41,8 +42,8 @@ pub(crate) async fn put_on_origin(
         let (written, error) =
             SpanWriter(view).write_back_parts(span, WritebackReason::Mode, 0, &turns).await;
         // If a sync has failed since these were written, their state on the origin is unknown: they
-        // stay dirty and are written again. Checked where they are noted, because a failure clears
-        // the notes.
+        // stay dirty and are written again. The check is made where they are recorded, because a
+        // failure clears the records.
         let syncs = &view.volume.syncs;
         let known = written.into_iter().filter(|written| written.failures == syncs.failures());
         OriginIo(view).note_through(known.map(|written| (written.block, written.version)));

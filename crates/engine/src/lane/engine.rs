@@ -85,8 +85,8 @@ impl EngineLane {
         &self.lane
     }
 
-    /// Returns this lane's view of a volume. `None`: there is no such volume, or its origin cannot
-    /// be opened.
+    /// Returns this lane's view of a volume. `None`: the volume does not exist, or its origin
+    /// cannot be opened.
     pub fn lane_volume(&self, id: VolumeId) -> Option<Rc<LaneVolume>> {
         let volume = self.cache.volumes().into_iter().find(|volume| volume.id == id)?;
         if let Some(known) = self.volumes.borrow().get(&id)
@@ -112,14 +112,15 @@ impl EngineLane {
         Some(view)
     }
 
-    /// Drops this lane's view of a volume that has left the cache. The view ends, and closes the
-    /// origin on this lane, with its last user; the returned reference tells when.
+    /// Drops this lane's view of a volume that has left the cache. The view ends with its last
+    /// user, and then closes the origin on this lane; the returned reference shows when that has
+    /// happened.
     pub fn drop_view(&self, id: VolumeId) -> Option<Weak<LaneVolume>> {
         self.volumes.borrow_mut().remove(&id).map(|view| Rc::downgrade(&view))
     }
 
     /// Lifts the limits of all volumes until their settings are next set, so that no request waits
-    /// for its turn while the front ends end.
+    /// for a limit while the front ends end.
     pub fn lift_limits(&self) {
         self.cache.volumes().iter().for_each(|volume| volume.limits.set(0, 0));
     }

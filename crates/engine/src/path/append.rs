@@ -40,7 +40,7 @@ pub(crate) enum AppendObstacle {
 pub(crate) enum Room {
     /// All of the write has been appended.
     Found,
-    /// There is no free space, and waiting is pointless: see
+    /// There is no free space, and waiting for it is pointless: see
     /// [`Cache::starve`](crate::state::cache::Cache::starve).
     Never,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Written {
 
 /// The cached copy under a part of a block that is written.
 struct Under {
-    /// The copy's content; `None`: nothing to merge with.
+    /// The copy's content; `None` if there is nothing to merge with.
     base: Option<IoBuf>,
     /// The block was not dirty before.
     complete: bool,
@@ -81,8 +81,9 @@ impl Under {
 pub(crate) struct Appender<'a>(pub(crate) &'a LaneVolume);
 
 impl Appender<'_> {
-    /// Appends the rest of a write, and waits for free space as often as needed unless there will
-    /// be none. The caller must not hold a range: freeing space may need writeback within it.
+    /// Appends the rest of a write, and waits for free space as often as necessary, unless none
+    /// will become free. The caller must not hold a range, because freeing space may need writeback
+    /// within it.
     pub(crate) async fn append_patiently(
         self,
         offset: u64,
@@ -90,7 +91,7 @@ impl Appender<'_> {
         progress: &mut AppendProgress,
     ) -> Result<Room, IoError> {
         let room = self.append_all(offset, data, progress).await;
-        // Even on failure: the part that the log has may be acknowledged.
+        // Counted even on failure, because the part in the log may be acknowledged.
         bump(&self.0.stats().logged, progress.written.len() as u64);
         room
     }
@@ -146,8 +147,9 @@ impl Appender<'_> {
     }
 
     /// Completes the next block of a write with the origin's data and appends it whole. Does
-    /// nothing if another task changed the block meanwhile, or if there is no free space, which is
-    /// returned. As with [`Appender::append_patiently`], the caller must not hold a range.
+    /// nothing if another task has changed the block meanwhile, or if there is no free space, and
+    /// reports the latter. As with [`Appender::append_patiently`], the caller must not hold a
+    /// range.
     async fn append_completed(
         self,
         offset: u64,
@@ -165,7 +167,7 @@ impl Appender<'_> {
         // overtakes this append (invariant 5).
         let ticket = store.index.begin_fill(volume.space.address(block));
         let read = Filler(self.0).read_origin(range, &mut rest, None).await;
-        // The volume must not have been removed meanwhile either: see `append_piece`.
+        // The volume must not have been removed meanwhile: see `append_piece`.
         let appended = match read.and_then(|()| volume.still_there().map_err(Retry::Fail)) {
             Ok(()) => {
                 let rank = Policy(self.0).rank_of_write(block);
@@ -228,8 +230,8 @@ impl Appender<'_> {
         let volume = &self.0.volume;
         let store = self.0.store.store();
         loop {
-            // Until the block is appended: if the segment were reused meanwhile, a newer version of
-            // the block could be in the same slot (invariant 5).
+            // Pinned until the block is appended: if the segment were reused meanwhile, a newer
+            // version of the block could be in the same slot (invariant 5).
             let pinned = if piece.whole { None } else { store.look_up(&volume.space, piece.block) };
             let under = match &pinned {
                 None => Under::nothing(volume, piece),

@@ -109,7 +109,7 @@ impl<'a> Discarder<'a> {
     }
 
     /// Returns whether the origin can discard. Tried once with an empty range, before any copy is
-    /// forgotten for it.
+    /// forgotten for a discard.
     async fn origin_discards(self) -> bool {
         if let Some(known) = self.0.volume.discards() {
             return known;
@@ -128,8 +128,8 @@ impl<'a> Discarder<'a> {
         true
     }
 
-    /// The origin of an ordered volume must not get zeroes before their turn, so a discard keeps
-    /// the data; only unreadable dirty blocks are overwritten with zeroes.
+    /// Discards a range of an ordered volume. The origin must not get zeroes before their turn, so
+    /// the data is kept; only unreadable dirty blocks are overwritten with zeroes.
     async fn discard_in_order(self, offset: u64, len: u64) -> Result<(), IoError> {
         let Some((first, end)) = self.whole_blocks(offset, len) else { return Ok(()) };
         for block in self.0.volume.bad_within(first, end) {
@@ -154,8 +154,8 @@ impl<'a> Discarder<'a> {
         Ok(())
     }
 
-    /// Returns the first and end of the blocks that lie wholly within a range and whose edges are
-    /// aligned to the origin's logical blocks.
+    /// Returns the first block and the end of the blocks that lie wholly within a range and whose
+    /// edges are aligned to the origin's logical blocks.
     pub(crate) fn whole_blocks(self, offset: u64, len: u64) -> Option<(OriginBlock, OriginBlock)> {
         let volume = &self.0.volume;
         let mut blocks = volume.blocks(offset..offset + len);

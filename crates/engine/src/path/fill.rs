@@ -23,8 +23,8 @@ use crate::stats::bump;
 /// Blocks up to this size, in bytes, are filled whole; of larger blocks, parts of this size.
 const FILL_BYTES: u64 = 64 << 10;
 
-/// The most bytes in flight that one volume on one lane reads from the origin without a request for
-/// them. Above that, misses fill only the requested blocks.
+/// The most bytes in flight that one volume on one lane reads from the origin beyond requests.
+/// Above that, misses fill only the requested blocks.
 const MOST_PROMOTED: u64 = 16 << 20;
 
 /// Limits of the search for the failing part of an origin read: how often, in how many parts, and
@@ -37,7 +37,7 @@ const LOCATED_IN: Duration = Duration::from_secs(1);
 enum Failed {
     /// The origin cannot be read.
     Origin(DeviceError),
-    /// A cached copy that belongs to it was forgotten, or cannot be read.
+    /// A cached copy in the range was forgotten, or cannot be read.
     Other(Retry),
 }
 
@@ -45,7 +45,7 @@ enum Failed {
 struct Admissions {
     gate: Gate,
     blocks: Range<u64>,
-    /// One for each block; empty if all of them may enter.
+    /// One answer per block; empty if all blocks may enter.
     answers: Vec<Result<(), RefusalReason>>,
 }
 
@@ -54,7 +54,7 @@ impl Admissions {
         self.answers.is_empty() || self.answers.iter().any(Result::is_ok)
     }
 
-    /// Returns the answer for a block. Blocks beside the range, which are read along with an
+    /// Returns the answer for a block. Blocks outside of the range, which are read along with an
     /// admitted block, may enter.
     fn answer(&self, block: OriginBlock) -> Result<(), RefusalReason> {
         let at = block.0.checked_sub(self.blocks.start);
@@ -69,7 +69,7 @@ struct Filling<'a> {
     ticket: Option<FillTicket<'a>>,
 }
 
-/// Bytes being read without a request for them; counted until this is dropped.
+/// Bytes being read beyond a request; counted until this is dropped.
 struct Promotion<'a> {
     volume: &'a LaneVolume,
     bytes: u64,
@@ -87,7 +87,7 @@ pub(crate) struct Filler<'a>(pub(crate) &'a LaneVolume);
 
 impl<'a> Filler<'a> {
     /// Reads a range that is not wholly cached: the origin's data, overlaid with the cached
-    /// sectors. `gate` decides which blocks are filled; `None`: none.
+    /// sectors. `gate` decides which blocks are filled; with `None` none are.
     pub(crate) async fn read_origin(
         self,
         range: Range<u64>,
@@ -126,8 +126,8 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Reads more than the requested range. `None`: a part cannot be read, perhaps not the
-    /// requested one. Such a read is not repeated there for a while.
+    /// Reads more than the requested range. Returns `None` if a part cannot be read, which may be
+    /// outside of the request. Such a read is not repeated there for a while.
     async fn read_wider(
         self,
         range: &Range<u64>,
@@ -171,8 +171,8 @@ impl<'a> Filler<'a> {
         tracing::warn!(%error, volume = volume.name, "the origin cannot be read");
     }
 
-    /// Returns the error of the first part of a span that cannot be read, of a logical block if a
-    /// disk that takes its time leaves enough for that. A client waits for this.
+    /// Returns the error of the first part of a span that cannot be read. The part is one logical
+    /// block, unless a slow disk leaves too little time for that; a client waits for this.
     async fn locate(self, mut span: Range<u64>, mut error: DeviceError) -> DeviceError {
         let (logical, until) = (self.0.volume.origin.logical_block(), self.0.now() + LOCATED_IN);
         while span.end - span.start > logical {
@@ -227,8 +227,8 @@ impl<'a> Filler<'a> {
     }
 
     /// Returns the wider span to read instead of `span` if the neighbourhood of a miss is to be
-    /// filled: from its first absent block to its last. `None`: it is no wider, or too many such
-    /// bytes are under way.
+    /// filled: from its first absent block to its last. Returns `None` if it is no wider, or if too
+    /// many such bytes are in flight.
     fn promotion(
         self,
         range: &Range<u64>,
@@ -236,7 +236,7 @@ impl<'a> Filler<'a> {
     ) -> Option<(Range<u64>, Promotion<'a>)> {
         let volume = &self.0.volume;
         let bytes = volume.admission.promote();
-        // The neighbours' states are unknown before they are loaded, and not worth loading them.
+        // The states of neighbours that are not loaded are unknown, and not worth loading.
         if bytes <= self.fill_bytes() || !self.0.store.store().is_loaded() {
             return None;
         }
@@ -270,7 +270,7 @@ impl<'a> Filler<'a> {
     }
 
     /// Reads `span` from the origin, fills its blocks, and returns the bytes of `range` in `into`,
-    /// which has its length.
+    /// whose length is that of `range`.
     async fn read_span(
         self,
         range: &Range<u64>,
@@ -318,15 +318,16 @@ impl<'a> Filler<'a> {
             Ok(()) => Err(Failed::Other(Retry::Fail(IoError::Io))),
         };
         if exact {
-            // A device that failed may have kept the buffer; the request's has its length.
+            // A failed device may have kept the buffer; the returned one must have the request's
+            // length.
             let len = (range.end - range.start) as usize;
             *into = if data.len() == len { data } else { IoBuf::zeroed(len) };
         }
         result
     }
 
-    /// Prepares a block before it is read from the origin; `own`: it was requested. `None`: the
-    /// block needs no further handling.
+    /// Prepares a block before it is read from the origin; `own`: it was requested. Returns `None`
+    /// if the block needs no further handling.
     fn begin(
         self,
         block: OriginBlock,
@@ -406,8 +407,8 @@ impl<'a> Filler<'a> {
     }
 
     /// Overlays a block's cached sectors on the origin's data, and appends the block if it is to be
-    /// filled. A copy that cannot be read back makes only its own sectors unreadable, of those in
-    /// `range`.
+    /// filled. A copy that cannot be read back makes only its own sectors within `range`
+    /// unreadable.
     async fn merge(
         self,
         filling: &Filling<'_>,
@@ -424,10 +425,10 @@ impl<'a> Filler<'a> {
         let mut dirty = false;
         let mut base = None;
         // Looked up only now, so that no pin keeps a segment from being reused during the origin
-        // read. Writes to the origin, and discards, wait until the range is released, so the copy
-        // cached now is at least as new as the data read, however old that is.
+        // read. Writes to the origin and discards wait until the range is released, so the copy
+        // cached now is at least as new as the data that was read.
         let pinned = self.0.store.store().look_up(&volume.space, block);
-        // A clean copy equals the origin's data, so it matters only if a fill completes it.
+        // A clean copy equals the origin's data, so it is needed only if a fill completes it.
         let pinned = pinned.filter(|pinned| pinned.found.entry.dirty || filling.ticket.is_some());
         if let Some(pinned) = &pinned {
             let (cached, mask) = match self.lay_over(pinned, &read, span, data).await {

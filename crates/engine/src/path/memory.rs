@@ -15,8 +15,9 @@ const TASK: u64 = 12 << 10;
 /// The buffer of a device that has to write zeroes as data.
 const DEVICE_ZEROES: u64 = 1 << 20;
 
-/// Returns the bound for a request of `len` bytes on a volume with blocks of `block` bytes, its
-/// data included. Writes that are not `aligned` to the origin's logical blocks are copied whole.
+/// Returns the bound for a request of `len` bytes on a volume with blocks of `block` bytes,
+/// including its data. Writes that are not `aligned` to the origin's logical blocks are copied
+/// completely.
 pub(crate) fn of_request(op: Op, len: u64, block: u64, aligned: bool) -> u64 {
     // Both edges may be parts of cached blocks.
     let edges = 2 * block;

@@ -1,4 +1,4 @@
-//! Fills with data that a tier above gives up: no read of the origin, and no waiting.
+//! Fills with data that a tier above evicts, without a read of the origin and without waiting.
 
 use forebay_core::OriginBlock;
 use forebay_core::why::RefusalReason;
@@ -23,15 +23,15 @@ impl Offers<'_> {
         !self.0.is_unavailable_to(true) && VolumeReader(self.0).fills_on_request()
     }
 
-    /// Caches those whole blocks of a checked range that may enter and are not cached.
+    /// Caches those whole blocks of a checked range that may enter and are not cached yet.
     pub(crate) fn take(self, offset: u64, data: &[u8], is_current: &dyn Fn() -> bool) {
         let volume = &self.0.volume;
         let range = offset..offset + data.len() as u64;
         if !self.are_welcome() || volume.still_there().is_err() {
             return;
         }
-        // As for a fill from the origin: writes to the origin, and discards, wait until the range
-        // is released, or nothing enters.
+        // As for a fill from the origin, writes to the origin and discards wait until the range is
+        // released. If the range is taken, nothing enters.
         let Some(_range) = volume.ranges.try_shared(volume.widen(range.clone())) else { return };
         let store = self.0.store.store();
         let mut tickets = Vec::new();
@@ -39,7 +39,7 @@ impl Offers<'_> {
             if let Some(found) = store.peek(&volume.space, piece.block) {
                 Policy(self.0).used(piece.block, &found.entry);
             } else if piece.whole && self.admits(piece.block) {
-                // Begun before the question below: a write that is not seen there overtakes the
+                // Begun before `is_current` is called: a write that it does not see overtakes the
                 // fill (invariant 5).
                 let ticket = store.index.begin_fill(volume.space.address(piece.block));
                 tickets.push((piece, ticket));
@@ -57,7 +57,8 @@ impl Offers<'_> {
         }
     }
 
-    /// Asks admission as for a block that a client wants to be cached: it was used above.
+    /// Returns whether admission allows the block, as one that a client asks to cache, because it
+    /// was used above.
     fn admits(self, block: OriginBlock) -> bool {
         let admission = AdmissionControl(self.0);
         let admitted = admission

@@ -24,7 +24,7 @@ use crate::state::volume::layout::BlockPiece;
 use crate::state::volume::layout::bytes_of;
 use crate::stats::bump;
 
-/// The most attempts of a read that starts again because a cached copy turned out to be bad.
+/// The most attempts of a read that starts again because a cached copy was bad.
 const ATTEMPTS: usize = 16;
 
 /// The most blocks in a row that a prefetch fails to read before it gives up.
@@ -61,7 +61,7 @@ struct PartEnd {
 }
 
 impl PartEnd {
-    /// Returns the result of this part and the one behind it.
+    /// Returns the combined result of this part and the next one.
     fn join(self, next: PartEnd) -> PartEnd {
         let result = match (self.result, next.result) {
             (Err(Retry::Fail(error)), _) | (_, Err(Retry::Fail(error))) => Err(Retry::Fail(error)),
@@ -147,7 +147,7 @@ impl<'a> VolumeReader<'a> {
         }
     }
 
-    /// Reads a checked range into `buf`, which has its length, and returns the buffer.
+    /// Reads a checked range into `buf`, which has the length of the range, and returns the buffer.
     pub(crate) async fn read(
         self,
         offset: u64,
@@ -169,8 +169,8 @@ impl<'a> VolumeReader<'a> {
         (Ok(()), done)
     }
 
-    /// Reads into `buf`, which has the range's length, and returns it. Only the `first` piece of a
-    /// request counts as a hit or miss.
+    /// Reads into `buf`, which has the length of the range, and returns it. Only the `first` piece
+    /// of a request counts as a hit or miss.
     async fn read_piece(
         self,
         offset: u64,
@@ -216,8 +216,8 @@ impl<'a> VolumeReader<'a> {
         }
     }
 
-    /// Fills the absent blocks of a range. Where the range cannot be read, it is filled block by
-    /// block, so that the blocks beside a bad sector are filled as well.
+    /// Fills the absent blocks of a range. If the range cannot be read, fills it block by block, so
+    /// that the blocks beside a bad sector are filled.
     ///
     /// # Errors
     /// The error of the first block that was not filled.
@@ -259,7 +259,7 @@ impl<'a> VolumeReader<'a> {
         })
     }
 
-    /// Returns whether data that a client or a tier above wants to be cached may be filled.
+    /// Returns whether data may be filled that a client or a tier above asks to cache.
     pub(crate) fn fills_on_request(self) -> bool {
         self.fills(self.0.volume.is_frozen().then_some(BypassReason::Frozen))
     }
@@ -344,7 +344,7 @@ impl<'a> VolumeReader<'a> {
             let ends = join_all(parts.into_iter().map(|part| self.read_part(part, bypass))).await;
             return ends.into_iter().reduce(PartEnd::join).unwrap_or(nothing);
         }
-        // One part, as most reads have, needs no future of its own.
+        // A single part, as in most reads, needs no future of its own.
         match parts.pop() {
             Some(part) => self.read_part(part, bypass).await,
             None => nothing,

@@ -27,10 +27,10 @@ impl Cache {
     pub(crate) fn usable_blocks(&self) -> u64 {
         let segments = u64::from(self.store.segments.count());
         let free = u64::from(self.free_target());
-        // In a cache of a few segments nearly all are kept free.
+        // A cache of a few segments keeps nearly all of them free.
         let blocks = segments.saturating_sub(free).max(segments / 4).max(1);
         let blocks = blocks * self.store.cells_per_segment();
-        // Pinned and guarded blocks leave as little as those that are kept free.
+        // Pinned and guarded blocks reduce the usable space like segments that are kept free.
         blocks.saturating_sub(self.sum_volumes(Volume::staying_blocks)).max(blocks / 4)
     }
 
@@ -70,8 +70,8 @@ impl Cache {
         self.pauses().of(volume.is_bound()).is_some() || self.pause_of_share(volume).is_some()
     }
 
-    /// Returns the number of dirtied blocks after which a lane checks the throttle: before much has
-    /// changed, but rarely enough to be cheap.
+    /// Returns the number of dirtied blocks after which a lane checks the throttle: small enough
+    /// that little has changed, and large enough to be cheap.
     pub(crate) fn look_after(&self) -> u64 {
         (self.usable_blocks() / 256).clamp(16, 256)
     }
@@ -101,7 +101,7 @@ impl Turns<'_> {
     }
 
     /// Waits for a write's turn if the throttle is engaged. Blocks that are dirty already need no
-    /// turn, because overwriting them takes no more space; on ordered volumes they do, because
+    /// turn, because overwriting them takes no more space. On ordered volumes they do, because
     /// older versions stay.
     pub(crate) async fn wait_for_turn(self, offset: u64, len: u64) {
         if !self.0.cache.throttle.is_engaged() {
@@ -118,11 +118,11 @@ impl Turns<'_> {
             return;
         }
         // Stop waiting if the volume stops: there is free space, so the stop need not wait for the
-        // disk. Also if the cache device fails: no space will become free.
+        // disk. Also stop if the cache device fails, because no space will become free.
         let waits = || volume.state() == VolumeState::Running && !store.health.failed();
         let mut pause = self.0.cache.pauses().of(volume.is_bound());
-        // While an origin takes no writes, its volume's dirty blocks only grow in number: its
-        // writers wait for the origin, so that other volumes keep their free space.
+        // While an origin accepts no writes, its volume only gains dirty blocks. Its writers
+        // therefore wait for the origin, so that other volumes keep their free space.
         while self.0.cache.throttle.crowded.load(Ordering::Relaxed)
             && volume.may_be_bound()
             && waits()

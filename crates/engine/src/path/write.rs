@@ -30,7 +30,7 @@ use crate::plan::{
 use crate::state::volume::VolumeState;
 use crate::stats::bump;
 
-/// The result of one route of a write.
+/// The result of one attempt to route a write.
 enum WriteEnd {
     Done(Result<(), IoError>),
     /// Conditions have changed meanwhile: choose the route again.
@@ -53,7 +53,7 @@ impl VolumeWriter<'_> {
         if !direct || !checked || waits || !room || volume.durability() == Durability::Strict {
             return None;
         }
-        // One whole block only: a write of several could find space for some of them, and no part
+        // Only one whole block: a write of several could find space for some of them, and no part
         // of a write may be done twice.
         let mut pieces = volume.pieces(offset, len);
         let piece = pieces.next().filter(|piece| piece.bytes.len() == volume.block.as_usize())?;
@@ -113,8 +113,8 @@ impl VolumeWriter<'_> {
         }
     }
 
-    /// Returns the length of the first part of a write that has to be cut, because the volume is
-    /// frozen: the blocks that are cached must be kept up to date, and the others must not enter.
+    /// Returns the length of the first part of a write that has to be split, because the volume is
+    /// frozen: cached blocks must be updated, and other blocks must not enter.
     fn seam(self, offset: u64, len: u64) -> Option<u64> {
         let volume = &self.0.volume;
         if !volume.is_frozen() || volume.is_ordered() {
@@ -130,7 +130,7 @@ impl VolumeWriter<'_> {
         self.0.store.store().peek(&self.0.volume.space, block).is_some()
     }
 
-    /// Writes a range on one route, or on one after another if conditions change.
+    /// Writes a range on one route, or on another one if conditions change.
     async fn write_one_way(
         self,
         offset: u64,
@@ -160,7 +160,8 @@ impl VolumeWriter<'_> {
                     let mut progress = AppendProgress::default();
                     let mut result = self.write_cache(offset, &data, survives, &mut progress).await;
                     if matches!(result, Ok(Room::Found)) && !self.may_leave_dirty() {
-                        // The mode changed while this waited, and a drain for that may be over.
+                        // The mode may have changed during the wait, and a drain for that may have
+                        // ended.
                         let range = offset..offset + len;
                         let put = self.put_through(range, survives, &progress).await;
                         result = put.map(|()| Room::Found);
@@ -248,20 +249,20 @@ impl VolumeWriter<'_> {
     }
 
     /// Returns whether writes meant for the log bypass it because the cache device has failed.
-    /// Those of an ordered volume never do (invariant 28).
+    /// Writes of an ordered volume never do (invariant 28).
     fn bypasses_failed_cache(self) -> bool {
         self.0.store.store().health.failed() && !self.0.volume.is_ordered()
     }
 
     /// Returns whether a write whose blocks are in the log may be acknowledged before the origin
-    /// has it.
+    /// has the data.
     fn may_leave_dirty(self) -> bool {
-        // Either a drain for another mode sees the blocks dirty, or this sees the mode.
+        // Either a drain for another mode sees the dirty blocks, or this thread sees the new mode.
         fence(Ordering::SeqCst);
         keeps_dirty(self.0.volume.mode()) || self.0.volume.is_ordered()
     }
 
-    /// Ends a write to the log; the part that the log did not take bypasses it.
+    /// Ends a write to the log; the part that did not fit into the log bypasses it.
     async fn end_in_log(
         self,
         result: Result<Room, IoError>,
@@ -279,9 +280,9 @@ impl VolumeWriter<'_> {
         }
     }
 
-    /// Ends a write whose beginning alone is in the log, because the cache device failed or there
-    /// will be no free space. The beginning may have been read already, so it is not written again:
-    /// that could overwrite later writes (invariant 6). The rest bypasses the cache.
+    /// Ends a write of which only the beginning is in the log, because the cache device failed or
+    /// no space will become free. The beginning may have been read already, so it must not be
+    /// written again: that could overwrite later writes (invariant 6). The rest bypasses the cache.
     async fn finish_around(
         self,
         offset: u64,
@@ -317,8 +318,8 @@ impl VolumeWriter<'_> {
         Commits(self.0).sync_forgotten(&(offset..seam), Forgotten::Marks).await
     }
 
-    /// Waits until no block in a range is dirty, while that is `needed`: the cache device takes no
-    /// new data.
+    /// Waits until no block in a range is dirty, as long as that is `needed`: the cache device
+    /// accepts no new data.
     async fn until_written_back(
         self,
         range: Range<u64>,
@@ -347,7 +348,8 @@ impl VolumeWriter<'_> {
         Ok(())
     }
 
-    /// Writes to the log. [`Room::Never`]: only as far as there was free space.
+    /// Writes to the log. [`Room::Never`] means that only the part for which there was free space
+    /// was written.
     async fn write_cache(
         self,
         offset: u64,
@@ -429,8 +431,8 @@ impl VolumeWriter<'_> {
             OriginIo(self.0).note_through(versions);
         }
         drop(under_way);
-        // The next step may wait for writeback, or for a sync that also covers others' writes to
-        // the range.
+        // The next step may wait for writeback, or for a sync that also covers writes of other
+        // clients to the range.
         drop(range);
         if result.is_err() {
             self.left_in_log(blocks);
@@ -440,8 +442,8 @@ impl VolumeWriter<'_> {
         (WriteEnd::Done(self.end_on_origin(survives, &bytes, result).await), data)
     }
 
-    /// Leaves blocks to writeback whose write through the cache has failed. The log alone has them,
-    /// and they may be read.
+    /// Leaves blocks to writeback whose write through the cache has failed. Only the log has them,
+    /// and clients may have read them.
     fn left_in_log(self, blocks: usize) {
         bump(&self.0.stats().logged, blocks as u64);
         self.0.volume.writeback.wanted.notify_all();
@@ -456,7 +458,7 @@ impl VolumeWriter<'_> {
         progress: &AppendProgress,
     ) -> Result<(), IoError> {
         let blocks = progress.written.iter().map(|written| written.block).collect();
-        // Blocks replaced meanwhile are written in their newer version.
+        // Blocks that were replaced meanwhile are written in their newer version.
         let put = put_on_origin(self.0, blocks).await;
         // A sync that began before this write does not cover it.
         self.0.volume.origin_changed(range.clone());
@@ -465,8 +467,8 @@ impl VolumeWriter<'_> {
             IoError::Io
         });
         if self.0.volume.is_ordered() {
-            // Ordered writeback has been switched on meanwhile: it writes this to the origin in its
-            // turn.
+            // Ordered writeback has been switched on meanwhile, and writes this to the origin in
+            // its turn.
             result?;
             return Commits(self.0).secure(self.promised(survives)).await;
         }
@@ -487,7 +489,7 @@ impl VolumeWriter<'_> {
             return (WriteEnd::Again, data);
         }
         let Some(cached) = self.forget_clean(&range) else {
-            // A block became dirty while this waited; its copy would hide this write.
+            // A block became dirty during the wait; its copy would hide this write.
             return (WriteEnd::Again, data);
         };
         bump(&self.0.stats().counters.user_written_bytes, len);
@@ -510,8 +512,8 @@ impl VolumeWriter<'_> {
         (WriteEnd::Done(self.end_on_origin(survives, &range, result).await), data)
     }
 
-    /// Returns the failures that a change survives if it must survive these: the volume's
-    /// durability may promise more.
+    /// Returns the failures that a change must survive: those in `survives`, or more if the
+    /// volume's durability demands it.
     pub(crate) fn promised(self, survives: Survives) -> Survives {
         match self.0.volume.durability() {
             Durability::Strict if !planted::has(PlantedBug::StrictIgnored) => Survives::PowerLoss,
@@ -519,7 +521,7 @@ impl VolumeWriter<'_> {
         }
     }
 
-    /// Ends a write to the origin, whose result is known.
+    /// Ends a write to the origin whose result is known.
     async fn end_on_origin(
         self,
         survives: Survives,
@@ -551,8 +553,8 @@ impl VolumeWriter<'_> {
         }
     }
 
-    /// Forgets the clean copies in a range and returns whether there were any. Fills are overtaken.
-    /// `None`: a block is dirty.
+    /// Forgets the clean copies in a range and returns whether there were any. Overtakes fills.
+    /// Returns `None` if a block is dirty.
     fn forget_clean(self, range: &Range<u64>) -> Option<bool> {
         let volume = &self.0.volume;
         let store = self.0.store.store();

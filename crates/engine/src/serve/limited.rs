@@ -1,11 +1,11 @@
-//! The top of a volume's stack: admits clients' requests at the rate that the volume's settings
-//! allow, no writes while the origin takes none, and no requests at all once another machine has
-//! taken over the origin, because cached blocks may be out of date then.
+//! The top of a volume's stack. It admits clients' requests at the rate that the volume's settings
+//! allow. It refuses writes while the origin accepts none, and all requests once another machine
+//! has taken over the origin, because cached blocks may then be outdated.
 //!
 //! Flushes are not limited, so that a limit delays no commit of earlier writes. Background work is
-//! not limited either; it has settings of its own.
+//! not limited either, but has its own settings.
 //!
-//! Requests are recorded here, as clients send them, while recording is on.
+//! While recording is on, requests are recorded here in the form in which clients send them.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -44,7 +44,7 @@ impl LimitedVolume {
         refusal(&self.volume, op)
     }
 
-    /// Answers a request at once, if its turn has come.
+    /// Answers a request at once, if the limits allow it now.
     #[inline]
     fn now(
         &self,

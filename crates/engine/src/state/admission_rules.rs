@@ -21,7 +21,7 @@ pub(crate) struct AdmissionRules {
     congested_write: AtomicU64,
     promote: AtomicU64,
     /// Locked only if there is a budget, when a block may enter. On the heap, so that writes to it
-    /// do not disturb the cache lines that every request reads.
+    /// do not affect the cache lines that every request reads.
     budget: Box<Mutex<WriteBudget>>,
 }
 
@@ -40,8 +40,8 @@ impl AdmissionRules {
         }
     }
 
-    /// Returns the admission rule for read data. Below a RAM tier one read admits nothing: that
-    /// tier has the data, and offers blocks that are used there.
+    /// Returns the admission rule for read data. Below a RAM tier a read alone admits nothing: the
+    /// RAM tier has the data, and offers blocks that are used there.
     pub(crate) fn rule_of_reads(&self) -> Admission {
         match self.rule() {
             Admission::Always if self.below_ram.load(Ordering::Relaxed) => Admission::Ghost(1),
@@ -61,7 +61,7 @@ impl AdmissionRules {
         limit > 0 && !self.budget.lock().allows(limit, now, written())
     }
 
-    /// Returns how many bytes an admitted miss fills; 0: only the requested blocks.
+    /// Returns the number of bytes that an admitted miss fills; 0 for only the requested blocks.
     pub(crate) fn promote(&self) -> u64 {
         self.promote.load(Ordering::Relaxed)
     }

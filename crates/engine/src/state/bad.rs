@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 pub(crate) enum Tried {
     /// The block was found bad in the round with this number.
     In(u64),
-    /// A writeback that reads it again is under way.
+    /// Writeback is reading the block again.
     Again,
 }
 
@@ -41,8 +41,8 @@ impl BadBlockSet {
         before.is_none()
     }
 
-    /// Makes a block eligible before the next round. Returns whether it was found bad in this
-    /// round.
+    /// Allows a block to be tried again before the next round. Returns whether it was found bad in
+    /// this round.
     pub(crate) fn try_soon(&mut self, block: OriginBlock) -> bool {
         let found = Tried::In(self.round);
         let Some(tried) = self.blocks.get_mut(&block).filter(|tried| **tried == found) else {

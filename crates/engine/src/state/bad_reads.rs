@@ -1,7 +1,8 @@
 //! Places of the origin where a read that was widened beyond the request failed, although the
 //! requested part was readable.
 //!
-//! For a while reads there are not widened: a disk may take many seconds to fail one.
+//! Reads at these places are not widened for a while, because a disk may take many seconds to fail
+//! one.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -45,7 +46,7 @@ impl BadReads {
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether a read that is widened to this span may fail for that reason.
+    /// Returns whether a read that is widened to this span for this purpose may fail.
     pub(crate) fn may_fail(&self, why: Widened, span: &Range<u64>, now: Nanos) -> bool {
         if !self.any.load(Ordering::Relaxed) {
             return false;

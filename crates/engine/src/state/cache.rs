@@ -27,7 +27,7 @@ use crate::state::volume::Volume;
 pub(crate) struct GhostMemory {
     /// Incremented when the ghosts are replaced, so that lanes notice.
     pub(crate) number: u64,
-    /// Capacity, in multiples of the blocks of the cache; 0: it serves statistics only.
+    /// Capacity as a multiple of the blocks of the cache; 0 if the ghosts serve only statistics.
     times: u8,
     pub(crate) ghost: Arc<Ghost>,
 }
@@ -51,7 +51,7 @@ pub struct Cache {
     coming: RwLock<Vec<Arc<Volume>>>,
     /// Dirty blocks of the volumes that are not attached.
     pub(crate) detached: Detached,
-    /// The occupancy by volume, and when it was counted.
+    /// The occupancy by volume, and the time at which it was counted.
     pub(crate) counted: Mutex<Option<(Nanos, BTreeMap<VolumeId, Occupancy>)>>,
     pub(crate) clock: Arc<dyn Clock>,
     /// The operations of the cache device.
@@ -72,19 +72,20 @@ pub struct Cache {
     pressed: AtomicBool,
     /// See [`Cache::starve`].
     starved: AtomicBool,
-    /// Writes that wait for free space and must not bypass the log (invariant 28).
+    /// Number of writes that wait for free space and must not bypass the log (invariant 28).
     bound_to_log: AtomicU64,
     /// Throttles writes when nearly all of the cache is dirty.
     pub(crate) throttle: Throttle,
-    /// Whether the counts of the volumes' shares may be too low and have to be taken again.
+    /// Whether the counts of the volumes' shares may be too low and must be repeated.
     pub(crate) shares_doubtful: AtomicBool,
-    /// Held by the change of settings in progress: each change stores the settings of all volumes.
+    /// Held by the change of settings in progress, because each change stores the settings of all
+    /// volumes.
     pub(crate) settings_gate: Gate,
     /// Not 0 if background work must end.
     pub(crate) stopping: AtomicU64,
     /// Wakes background tasks: settings have changed, or the cache stops.
     pub(crate) background_changed: Notify,
-    /// Background tasks that have not ended.
+    /// Number of background tasks that have not ended.
     pub(crate) background: AtomicU64,
     /// Memory held for the cache, in addition to the store's.
     memory_held: Mutex<Vec<MemoryHold>>,
@@ -127,8 +128,8 @@ impl Cache {
         })
     }
 
-    /// Sets where notes are kept for changes that the cache device cannot record. Must be called
-    /// before the first volume is attached.
+    /// Sets the ledger for changes that the cache device cannot record. Must be called before the
+    /// first volume is attached.
     pub fn set_ledger(&self, ledger: Arc<dyn Ledger>) {
         *self.ledger.write() = Some(ledger);
     }
@@ -221,8 +222,8 @@ impl Cache {
     }
 
     fn volumes_changed(&self) {
-        // A volume that is not attached has the blocks that it had at its end, not those of an
-        // earlier count.
+        // A volume that is no longer attached keeps its blocks as of its end, which differ from
+        // those of an earlier count.
         *self.counted.lock() = None;
         self.settings_changed();
     }
@@ -249,7 +250,8 @@ impl Cache {
     }
 
     /// Replaces the policy by a new one of this kind, unless that kind is in force. Returns whether
-    /// it did; the caller then shows the cached blocks to it (`EngineLane::switch_policy`).
+    /// it did; the caller must then pass the cached blocks to the new policy
+    /// (`EngineLane::switch_policy`).
     pub(crate) fn set_policy(&self, kind: ReplacementKind) -> bool {
         let mut present = self.replacement.write();
         if present.1.kind == kind {
@@ -279,7 +281,7 @@ impl Cache {
         self.ranks.load(Ordering::Relaxed)
     }
 
-    /// Shows the cached blocks of one index shard to a policy with lists.
+    /// Passes the cached blocks of one index shard to a policy with lists.
     pub(crate) fn show_cached(&self, shard: u32) {
         let (_, replacement) = self.replacement();
         if let How::Lists(lists) = &replacement.how {
@@ -292,8 +294,8 @@ impl Cache {
         }
     }
 
-    /// Notes that a block is loaded into the index: for a policy with lists, and for its volume if
-    /// it is dirty.
+    /// Registers a block that is loaded into the index with a policy with lists, and with its
+    /// volume if it is dirty.
     pub(crate) fn on_load(&self, lane: &Lane, address: Address, entry: &Entry) {
         if !self.ranks()
             && let How::Lists(lists) = &self.replacement().1.how
@@ -329,8 +331,8 @@ impl Cache {
         self.memory_number.load(Ordering::Relaxed)
     }
 
-    /// Returns the memory of the replacement policy beside the index, in bytes: for cached blocks,
-    /// and for its ghosts.
+    /// Returns the memory of the replacement policy in addition to the index, in bytes: for cached
+    /// blocks, and for its ghosts.
     pub fn policy_bytes(&self) -> (u64, u64) {
         self.replacement().1.bytes()
     }
@@ -360,8 +362,8 @@ impl Cache {
         self.pressed.load(Ordering::SeqCst) || self.store.is_order_full()
     }
 
-    /// Sets whether the log has no free space and will get none: every segment has versions held
-    /// for ordered writeback, which no origin is about to take, or blocks that must stay. Wakes the
+    /// Sets whether the log has no free space and will get none: every segment has blocks that must
+    /// stay, or versions held for ordered writeback that no origin is about to receive. Wakes the
     /// tasks that wait for space.
     pub(crate) fn starve(&self, starved: bool) {
         if self.starved.swap(starved, Ordering::SeqCst) != starved && starved {
@@ -385,9 +387,9 @@ impl Cache {
         BoundToLog(self)
     }
 
-    /// Returns whether clean blocks that are pinned, or guarded by a share, may leave the cache:
-    /// there is no other way to free space, and writes wait that must not bypass the log. Without
-    /// that they would wait for ever (invariant 25).
+    /// Returns whether clean blocks that are pinned, or guarded by a share, may leave the cache.
+    /// They may if there is no other way to free space and writes wait that must not bypass the
+    /// log, which would otherwise wait for ever (invariant 25).
     pub(crate) fn lifts_guards(&self) -> bool {
         self.is_starved() && self.bound_to_log.load(Ordering::SeqCst) > 0
     }
@@ -406,8 +408,8 @@ impl Drop for BoundToLog<'_> {
     }
 }
 
-/// Held by a background task. Closing the cache waits until it is dropped. If the task panics,
-/// nothing else does its work, so the cache device counts as failed.
+/// Held by a background task. Closing the cache waits until it is dropped. If the task panics, no
+/// other task does its work, so the cache device counts as failed.
 pub(crate) struct BackgroundEnding {
     pub(crate) cache: Arc<Cache>,
     pub(crate) task: &'static str,

@@ -1,4 +1,5 @@
-//! Durable data of the log, so that a flush with nothing to commit leaves the cache device alone.
+//! The durable part of the log, so that a flush with nothing to commit does not use the cache
+//! device.
 //!
 //! Lanes count the versions that they append for writes that end in the log. Fills do not count,
 //! nor do writes through the cache: the origin has their data.
@@ -19,7 +20,7 @@ impl Committed {
         Committed((0..lanes).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Returns the versions that a commit that starts now covers; `None`: all of them are durable
+    /// Returns the versions that a commit that starts now covers; `None` if all of them are durable
     /// already.
     pub(crate) fn wanted(&self, stats: &Stats) -> Option<Covered> {
         let mut lanes = self.0.iter().zip(stats.logged());

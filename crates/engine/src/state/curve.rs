@@ -2,13 +2,12 @@
 //! feeds it. A RAM tier in front of the volume has a curve of its own, of all client requests.
 //!
 //! Each lane counts blocks and checks whether a request touches the sample. The sampled blocks of
-//! these requests, one in some dozens or thousands, are put aside under a lock that is held only
-//! for that. [`VolumeCurve::catch_up`] feeds them to the curve and the shadow caches; the daemon
-//! calls it from a thread of its own. A lane does so only if it finds many blocks put aside.
+//! these requests, one in some dozens or thousands, are queued under a lock that is held only for
+//! that. [`VolumeCurve::catch_up`] feeds them to the curve and the shadow caches; the daemon calls
+//! it from a separate thread. A lane does so only if it finds many blocks queued.
 //!
-//! Requests must not be slowed down by this. The first sample is therefore a constant, so most
-//! requests are ruled out without touching memory, and the counters lie beside others that are
-//! updated anyway.
+//! This must not slow requests down. The first sample is therefore a constant, so most requests are
+//! ruled out without a memory access, and the counters are next to others that are updated anyway.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -29,27 +28,27 @@ const SEED: u64 = 0;
 /// The first sample; later samples are subsets of it.
 pub const FIRST: Sample = Live::first_sample(SEED);
 
-/// Accesses that are put aside before a lane shows them to the curve itself.
+/// Number of queued accesses after which a lane processes them itself.
 const ASIDE: usize = 4 << 10;
 
 enum CurveEvent {
     Access(Access, Key),
     Discarded(Range<Key>),
-    /// The block was accessed just before, and that has bypassed the cache.
+    /// The block's last access has bypassed the cache.
     Bypassed(Access, Key),
 }
 
-/// Sampled requests that lanes put aside.
+/// Sampled requests that lanes have queued.
 struct Aside {
-    /// The blocks that are put aside.
+    /// The sample: which blocks are queued.
     sample: Sample,
     events: Vec<CurveEvent>,
 }
 
-/// Everything that is made of the sample.
+/// The results derived from the sample.
 struct SampleAnalysis {
     live: Live,
-    /// Empty buffer with capacity: a lane swaps it for the events that are put aside.
+    /// Empty buffer with capacity, which a lane swaps for the queued events.
     spare: Vec<CurveEvent>,
     /// Memory held for `what_if`.
     memory: Option<MemoryHold>,
@@ -84,21 +83,21 @@ impl Default for VolumeCurve {
 }
 
 impl VolumeCurve {
-    /// Puts the sampled blocks of a request aside, and returns the sample.
+    /// Queues the sampled blocks of a request, and returns the sample.
     pub fn access(&self, access: Access, keys: Range<Key>, now: impl FnOnce() -> Nanos) -> Sample {
         self.put_aside(now, |sample| {
             sample.of(keys).map(move |key| CurveEvent::Access(access, key))
         })
     }
 
-    /// Puts a discard aside, if it has sampled blocks, and returns the sample.
+    /// Queues a discard if it contains sampled blocks, and returns the sample.
     fn discard(&self, keys: Range<Key>, now: impl FnOnce() -> Nanos) -> Sample {
         let touched =
             |sample: Sample| sample.touches(keys.clone()).then_some(CurveEvent::Discarded(keys));
         self.put_aside(now, touched)
     }
 
-    /// Puts aside that a request which was observed just before has bypassed the cache.
+    /// Queues the information that a request that was just observed has bypassed the cache.
     pub(crate) fn bypass(&self, access: Access, keys: Range<Key>, now: impl FnOnce() -> Nanos) {
         if FIRST.touches(keys.clone()) {
             self.put_aside(now, |sample| {
@@ -117,7 +116,7 @@ impl VolumeCurve {
         aside.events.extend(events(sample));
         let many = aside.events.len() >= ASIDE;
         drop(aside);
-        // Otherwise another thread is processing them.
+        // If the lock is taken, another thread is processing them.
         if many && let Some(mut seen) = self.seen.try_lock() {
             self.show(&mut seen, now());
         }
@@ -129,13 +128,13 @@ impl VolumeCurve {
         self.is_off.store(off, Ordering::Relaxed);
     }
 
-    /// Reports the number of dirty blocks, for events that are processed from now on.
+    /// Sets the number of dirty blocks for events that are processed from now on.
     pub fn set_dirty(&self, dirty: u64) {
         self.dirty.store(dirty, Ordering::Relaxed);
     }
 
-    /// Shows everything that was put aside to the curve and the shadow caches. Takes a few
-    /// milliseconds at most.
+    /// Passes all queued events to the curve and the shadow caches. Takes a few milliseconds at
+    /// most.
     pub fn catch_up(&self, now: Nanos) {
         self.show(&mut self.seen.lock(), now);
     }
@@ -171,16 +170,16 @@ impl VolumeCurve {
         if let Some(what_if) = what_if {
             what_if.settle(now);
         }
-        // The denser sample; the other is a subset of it.
+        // The denser of the two samples; the other one is a subset of it.
         let own = what_if.as_ref().map(WhatIf::sample);
         let denser = own.filter(|own| own.stands_for() < live.sample().stands_for());
         self.aside.lock().sample = denser.unwrap_or(live.sample());
     }
 
-    /// Begins to simulate other settings; `None` ends that. Nothing changes if the setup is that of
-    /// before. `blocks`: all blocks read and written so far.
+    /// Begins to simulate other settings; `None` ends the simulation. Has no effect if the setup is
+    /// unchanged. `blocks`: all blocks read and written so far.
     ///
-    /// Nothing is simulated either if `memory` leaves no room for it: 4 MB at most.
+    /// There is no memory for the simulation, which takes at most 4 MB; nothing is simulated then.
     pub fn simulate(&self, setup: Option<Setup>, blocks: (u64, u64), memory: &Arc<MemoryBudget>) {
         let mut seen = self.seen.lock();
         if seen.what_if.as_ref().map(WhatIf::setup) == setup {
@@ -209,9 +208,9 @@ impl VolumeCurve {
         live.into_curve(blocks.0, blocks.1)
     }
 
-    /// Returns the predicted results of other settings since the present ones are in force, which
-    /// are the first; and the number of blocks read and written since then. Empty if nothing is
-    /// simulated.
+    /// Returns the predicted results of other settings since the present ones came into force (the
+    /// first result is that of the present ones), and the number of blocks read and written since
+    /// then. Empty if nothing is simulated.
     pub fn what_if(&self, now: Nanos, blocks: (u64, u64)) -> (Vec<Prediction>, (u64, u64)) {
         self.catch_up(now);
         let seen = self.seen.lock();
@@ -226,9 +225,9 @@ impl VolumeCurve {
 /// Sizes of a cache in blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// Blocks that may live in it.
+    /// Number of blocks that may be cached.
     pub(crate) capacity: u64,
-    /// Blocks of its device.
+    /// Number of blocks on the cache device.
     pub(crate) cells: u64,
 }
 
@@ -258,7 +257,7 @@ impl Default for Watch {
 }
 
 impl Watch {
-    /// Tells `watched` of a request that touches [`FIRST`].
+    /// Passes a request that touches [`FIRST`] to `watched`.
     #[cold]
     #[inline(never)]
     pub fn access(
@@ -295,7 +294,7 @@ mod tests {
             let used = memory.used(MemoryUse::Policy);
             assert_eq!((used > 0, watched.what_if(Nanos(1), (0, 0)).0.is_empty()), (fits, !fits));
             assert!(used <= 4 * MIB, "{used}");
-            // Another setup takes the place of the one before.
+            // Another setup replaces the present one.
             watched.simulate(setup(1 << 10), (0, 0), &memory);
             assert!(memory.used(MemoryUse::Policy) <= used);
             watched.simulate(None, (0, 0), &memory);

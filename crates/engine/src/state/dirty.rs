@@ -1,4 +1,4 @@
-//! The number of dirty blocks of a volume, and the time since which any is dirty.
+//! The number of dirty blocks of a volume, and a time since which at least one block is dirty.
 //!
 //! Every write may change the number, so each lane counts on a cache line of its own: a shared
 //! counter would make lanes wait for each other at every write. Only the sum is meaningful; a
@@ -15,7 +15,7 @@ struct PaddedCounter(AtomicI64);
 /// The number of dirty blocks of a volume, and the age of the oldest.
 pub(crate) struct DirtyCount {
     lanes: Box<[PaddedCounter]>,
-    /// No dirty block became dirty before this time; 0: no block is dirty.
+    /// No dirty block became dirty before this time; 0 if no block is dirty.
     since: AtomicU64,
 }
 
@@ -30,7 +30,7 @@ impl DirtyCount {
         &self.lanes[usize::from(lane.0) % self.lanes.len()].0
     }
 
-    /// Counts a block that became dirty. `true`: no block was dirty before.
+    /// Counts a block that became dirty. Returns `true` if no block was dirty before.
     #[inline]
     pub(crate) fn add(&self, lane: LaneId, now: impl FnOnce() -> Nanos) -> bool {
         self.of(lane).fetch_add(1, Ordering::SeqCst);
@@ -50,18 +50,18 @@ impl DirtyCount {
         if self.total() == 0 {
             self.since.store(0, Ordering::SeqCst);
             if self.total() > 0 {
-                // A block became dirty at this moment. Too high an age does no harm.
+                // A block became dirty at this moment. Too high an age is harmless.
                 self.begin(1);
             }
         }
     }
 
-    /// Returns the number of dirty blocks. 0: no block of `regions`, in which the same blocks are
-    /// counted, was dirty throughout the call.
+    /// Returns the number of dirty blocks. A result of 0 means that no single block stayed dirty
+    /// for the whole call. `regions` count the same blocks.
     pub(crate) fn total_beside(&self, regions: &DirtyMap) -> u64 {
         match self.total() {
-            // The lanes are not read at one instant: that a block became dirty may be missed, and
-            // that it became clean seen. A region counts both in one place.
+            // The lanes are not read at one instant, so that the count may miss that one block
+            // became dirty but include that it became clean. A region counts both in one variable.
             0 => regions.total(),
             dirty => dirty,
         }
@@ -70,11 +70,12 @@ impl DirtyCount {
     /// Returns the number of dirty blocks, which may be too low for a moment.
     fn total(&self) -> u64 {
         let sum: i64 = self.lanes.iter().map(|lane| lane.0.load(Ordering::SeqCst)).sum();
-        // Negative for a moment if one lane's subtraction is seen before another's addition.
+        // The sum is negative for a moment if one lane's subtraction is seen before another's
+        // addition.
         u64::try_from(sum).unwrap_or(0)
     }
 
-    /// Returns a time before which no dirty block became dirty; `None`: no block is dirty.
+    /// Returns a time before which no dirty block became dirty; `None` if no block is dirty.
     pub(crate) fn since(&self) -> Option<Nanos> {
         let since = self.since.load(Ordering::SeqCst);
         (since != 0).then_some(Nanos(since))
@@ -104,7 +105,7 @@ mod tests {
         assert!(count.add(LaneId(0), || Nanos(7)));
         assert!(!count.add(LaneId(1), || panic!("nobody looks at it")));
         assert_eq!((count.total(), count.since()), (2, Some(Nanos(7))));
-        // Another lane than the one that added a block may subtract it.
+        // A block may be subtracted on another lane than the one that added it.
         count.sub(LaneId(1));
         count.sub(LaneId(1));
         assert_eq!((count.total(), count.since()), (0, None));
@@ -114,7 +115,8 @@ mod tests {
         assert_eq!(count.since(), Some(Nanos(1)));
         count.swept(Nanos(9));
         assert_eq!(count.since(), Some(Nanos(9)));
-        // Another lane cleans the last block between the look at the number and the new time.
+        // Another lane cleans the last block after the number was read and before the new time is
+        // set.
         count.since.store(0, Ordering::SeqCst);
         count.swept(Nanos(9));
         assert_eq!(count.since(), None);
@@ -130,7 +132,7 @@ mod tests {
                     scope.spawn(move || {
                         for _ in 0..20 {
                             count.add(LaneId(lane), || Nanos(5));
-                            // It may have no time until another lane has looked again.
+                            // The time may be missing until another lane has checked again.
                             count.sub(LaneId(lane));
                         }
                         count.add(LaneId(lane), || Nanos(5));

@@ -9,8 +9,8 @@ use forebay_core::OriginBlock;
 use forebay_device::DeviceOp;
 use parking_lot::Mutex;
 
-/// The bytes to zero under one range lock: the limits, and the number to begin with. Other requests
-/// to the range wait meanwhile.
+/// The number of bytes to zero under one range lock: its limits, and the first value. Other
+/// requests to the range wait meanwhile.
 const LEAST_PIECE: u64 = 1 << 20;
 const FIRST_PIECE: u64 = 4 << 20;
 const MOST_PIECE: u64 = 1 << 30;
@@ -18,7 +18,7 @@ const MOST_PIECE: u64 = 1 << 30;
 /// Pieces that take longer become smaller; those that take much less become larger.
 pub(crate) const LONG_PIECE: Duration = Duration::from_millis(50);
 
-/// The way in which a range of the origin is zeroed.
+/// How a range of the origin is zeroed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ZeroBy {
     /// The range is deallocated.
@@ -38,10 +38,10 @@ impl ZeroBy {
     }
 }
 
-/// See the module. Requests of all lanes share it.
+/// See the module. Shared by the requests of all lanes.
 pub(crate) struct Discarding {
     pieces: [AtomicU64; 2],
-    /// The number of `ranges`, so that a look-up without any takes no lock.
+    /// Number of `ranges`, so that a look-up takes no lock if there are none.
     count: AtomicU64,
     ranges: Mutex<Vec<Range<OriginBlock>>>,
 }
@@ -69,7 +69,7 @@ impl Discarding {
         self.pieces[by as usize].store(next, Ordering::Relaxed);
     }
 
-    /// Notes that blocks are being zeroed on the origin, until the result is dropped. A task that
+    /// Records that blocks are being zeroed on the origin, until the result is dropped. A task that
     /// looks one of them up in the index later finds them here.
     pub(crate) fn begin(&self, blocks: Range<OriginBlock>) -> DiscardGuard<'_> {
         self.ranges.lock().push(blocks.clone());
@@ -77,7 +77,8 @@ impl Discarding {
         DiscardGuard(self, blocks)
     }
 
-    /// Returns whether a block is being zeroed: data written to the origin before may be gone.
+    /// Returns whether a block is being zeroed, so that data written to the origin before may be
+    /// gone.
     #[inline]
     pub(crate) fn concerns(&self, block: OriginBlock) -> bool {
         self.count.load(Ordering::SeqCst) > 0
@@ -102,7 +103,7 @@ impl Drop for DiscardGuard<'_> {
 mod tests {
     use super::*;
 
-    /// Returns the MiB of a piece in the long run, if zeroing 1 MiB takes `each`.
+    /// Returns the size in MiB that pieces reach in the long run if zeroing 1 MiB takes `each`.
     fn settled(each: Duration) -> u64 {
         let discarding = Discarding::default();
         for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! The drains of a volume: while one is under way, everything is written back.
+//! The drains of a volume: while one is in progress, everything is written back.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,8 +15,8 @@ impl Drains {
         self.under_way.load(Ordering::SeqCst) > 0
     }
 
-    /// Returns how many have begun. It never falls, so that a new one can be told from one that has
-    /// ended.
+    /// Returns the number of drains that have begun. It never decreases, so a new drain can be
+    /// distinguished from one that has ended.
     pub(crate) fn begun(&self) -> u64 {
         self.begun.load(Ordering::SeqCst)
     }

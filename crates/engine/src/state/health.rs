@@ -12,9 +12,9 @@ use forebay_core::Nanos;
 use forebay_lane::Notify;
 use parking_lot::Mutex;
 
-/// A request under way for this long counts as hung. The kernel gives a SCSI or NVMe command 30 s
-/// before it begins to reset; disks for RAID sets answer within 7 s, with errors or not. Clients
-/// should not wait for all of that where there is another way, and invariant 15 gives them 5 s.
+/// Time after which a request in progress counts as hung. The kernel gives a SCSI or NVMe command
+/// 30 s before it begins to reset; disks for RAID sets answer within 7 s, with errors or not.
+/// Clients should not wait that long if there is another way, and invariant 15 gives them 5 s.
 pub const HUNG_AFTER: Duration = Duration::from_secs(5);
 
 /// The interval of the lanes' checks.
@@ -42,7 +42,7 @@ impl LastError {
         }
     }
 
-    /// Returns whether there is one.
+    /// Returns whether there is an error.
     #[inline]
     pub(crate) fn is_set(&self) -> bool {
         self.any.load(Ordering::Relaxed)
@@ -55,9 +55,9 @@ impl LastError {
 
 /// The health of one device.
 pub struct DeviceHealth {
-    /// When the oldest request of each lane began; 0: none is under way.
+    /// The time at which the oldest request of each lane began; 0 if none is in progress.
     oldest: Box<[AtomicU64]>,
-    /// When the oldest request began, if the device is hung; 0: it is not hung.
+    /// The time at which the oldest request began if the device is hung; 0 if it is not.
     hung_since: AtomicU64,
     /// When a lane last checked.
     looked: AtomicU64,
@@ -84,7 +84,7 @@ impl DeviceHealth {
         self.hung_since.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns for how long the device has not answered, if it is hung.
+    /// Returns the time for which the device has not answered, if it is hung.
     pub fn hung_for(&self) -> Option<Duration> {
         let since = self.hung_since.load(Ordering::Relaxed);
         let looked = Nanos(self.looked.load(Ordering::Relaxed));
@@ -93,7 +93,7 @@ impl DeviceHealth {
 
     /// Records when the oldest request of a lane began. Returns `true` if the caller must send a
     /// probe, a small request, and call [`DeviceHealth::probed`] when it ends. Abandoned requests
-    /// are not tracked, so without a probe an idle device would seem healthy.
+    /// are not tracked, so without a probe an idle device would appear healthy.
     pub(crate) fn look(
         &self,
         device: &str,

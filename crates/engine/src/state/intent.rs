@@ -1,10 +1,10 @@
-//! Regions where a volume may be dirty, noted outside of the cache device before a flush is
+//! Regions in which a volume may be dirty, recorded outside of the cache device before a flush is
 //! answered: `io::notes` writes the note.
 //!
-//! If the cache device is gone when the daemon starts, only this note tells of the dirty blocks
-//! that were lost with it. The origin is divided into at most 4096 regions. A region enters the
-//! note with the first commit after one of its blocks becomes dirty, and leaves it some time after
-//! its last dirty block. A write pays for checking one bit when it makes a clean block dirty.
+//! If the cache device is gone when the daemon starts, only this note shows the dirty blocks that
+//! were lost with it. The origin is divided into at most 4096 regions. A region enters the note
+//! with the first commit after one of its blocks becomes dirty, and leaves it some time after its
+//! last dirty block. A write that makes a clean block dirty checks one bit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 /// worthwhile.
 pub(crate) const WORTH_SHRINKING: u64 = 16;
 
-/// The regions of a volume that are noted, or have to be.
+/// The regions of a volume that are in the note, or must be added to it.
 pub(crate) struct Intent {
     /// Regions that writes need not request: they are in the note, or there is no ledger.
     pub(crate) noted: Box<[AtomicU64]>,
@@ -27,7 +27,7 @@ pub(crate) struct Intent {
     /// The regions in the note, which may be more than are dirty; and whether the note is being
     /// shortened.
     pub(crate) filed: Mutex<(Vec<u64>, bool)>,
-    /// A note is late: the place where notes are does not answer, and flushes do not wait for it.
+    /// Whether a note is late because the ledger does not answer; flushes do not wait for it.
     pub(crate) late: Arc<AtomicBool>,
 }
 
@@ -57,12 +57,13 @@ impl Intent {
     pub(crate) fn all_noted(&self) {
         let seen = self.requests.load(Ordering::SeqCst);
         if self.wanted.iter().all(|word| word.load(Ordering::SeqCst) == 0) {
-            // A task that requested a region since its word was read has counted, or is about to.
+            // A task that requested a region after its word was read has incremented the count, or
+            // is about to.
             let _ = self.requests.compare_exchange(seen, 0, Ordering::SeqCst, Ordering::Relaxed);
         }
     }
 
-    /// Turns requests off: there is no ledger.
+    /// Disables requests, because there is no ledger.
     pub(crate) fn is_pointless(&self) {
         self.noted.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
         self.requests.store(0, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! Notes about a cache that are kept outside of its device, for when that fails, hangs or is lost.
+//! Notes about a cache that are kept outside of its device, in case the device fails, hangs or is
+//! lost.
 
 use std::future::{Future, poll_fn};
 use std::ops::Range;
@@ -21,7 +22,7 @@ pub struct Note {
     /// The UUID of the cache.
     pub cache: Uuid,
     /// The cache device could not record changes to its blocks: only blocks that are dirty on it
-    /// and listed in `dirty` still count.
+    /// and listed in `dirty` are valid.
     pub distrusted: bool,
     /// Whether `dirty` is exact; otherwise it may list more blocks than are dirty.
     pub exact: bool,
@@ -34,13 +35,13 @@ pub type Noted = Box<dyn FnOnce(Result<(), LedgerError>) + Send>;
 
 /// Keeps one [`Note`] for each volume, on something other than the cache device.
 pub trait Ledger: Send + Sync {
-    /// Returns the note of a volume, if it has one that can be read.
+    /// Returns the note of a volume, if it has a readable one.
     fn note_of(&self, volume: &str) -> Option<Note>;
 
-    /// Returns the note of a volume. A ledger without files can read each of them.
+    /// Returns the note of a volume. For a ledger without files, every note is readable.
     ///
     /// # Errors
-    /// There is a note that cannot be read.
+    /// The note exists but cannot be read.
     fn read(&self, volume: &str) -> Result<Option<Note>, LedgerError> {
         Ok(self.note_of(volume))
     }
@@ -48,12 +49,12 @@ pub trait Ledger: Send + Sync {
     /// Returns the volume's note if it distrusts this cache's device.
     ///
     /// # Errors
-    /// There is a note that cannot be read.
+    /// The note exists but cannot be read.
     fn distrusts(&self, volume: &str, cache: Uuid) -> Result<Option<Note>, LedgerError> {
         Ok(self.read(volume)?.filter(|note| note.distrusted && note.cache == cache))
     }
 
-    /// Whether the volume's note distrusts this cache's device, or cannot be read.
+    /// Returns whether the volume's note distrusts this cache's device, or cannot be read.
     fn may_distrust(&self, volume: &str, cache: Uuid) -> bool {
         self.distrusts(volume, cache).map_or(true, |note| note.is_some())
     }
@@ -63,7 +64,7 @@ pub trait Ledger: Send + Sync {
     fn write(&self, volume: &str, note: Note, noted: Noted);
 }
 
-/// Longest wait of a request for a note that its data does not need to be safe.
+/// Longest time that a request waits for a note on which the safety of its data does not depend.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A note that is being written.
@@ -71,7 +72,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 struct Writing {
     result: Mutex<Option<Result<(), LedgerError>>>,
     told: Notify,
-    /// Raised while it is late.
+    /// Set while the note is late.
     late: Arc<AtomicBool>,
 }
 
@@ -100,11 +101,11 @@ impl Writing {
         }
     }
 
-    /// Stops waiting, unless it has just ended.
+    /// Stops waiting, unless the note has just ended.
     fn give_up(&self) -> Result<(), LedgerError> {
         let mut place = self.result.lock();
         place.take().unwrap_or_else(|| {
-            // Under the lock: its end takes this back.
+            // Set under the lock, so that the end of the note resets it.
             self.late.store(true, Ordering::SeqCst);
             Err(LedgerError::Late)
         })
@@ -123,8 +124,9 @@ pub(crate) async fn write(
     Writing::begin(ledger, volume, note, &Arc::default()).end().await
 }
 
-/// Like [`write`], but waits for a second only, and not at all while an earlier note of the volume
-/// is `late`. An abandoned note may still become durable, before any later note of the volume.
+/// Replaces a note like [`write`], but waits for at most a second, and not at all while an earlier
+/// note of the volume is `late`. An abandoned note may still become durable, before any later note
+/// of the volume.
 ///
 /// # Errors
 /// Like [`write`]; [`LedgerError::Late`].
@@ -142,7 +144,7 @@ pub(crate) async fn write_in_time(
     in_time(lane, writing.end()).await.unwrap_or_else(|| writing.give_up())
 }
 
-/// Waits for as long as [`write_in_time`] does; `None`: the time is over.
+/// Waits at most as long as [`write_in_time`]; returns `None` after that time.
 pub(crate) async fn in_time<T>(lane: &Rc<Lane>, what: impl Future<Output = T>) -> Option<T> {
     let mut what = pin!(what);
     let mut over = pin!(lane.sleep(PATIENCE));

@@ -1,8 +1,9 @@
 //! Limits of a volume's requests and bytes per second, over all lanes.
 //!
 //! Each limit is a virtual schedule (the generic cell rate algorithm of ITU-T I.371): a request
-//! takes the time that it may occupy at the limited rate, and waits until the time before it has
-//! passed. Requests are admitted in the order of asking. Up to [`BURST`] of unused time is kept.
+//! occupies the time that it takes at the limited rate, and waits until the time of earlier
+//! requests has passed. Requests are admitted in the order of arrival. Up to [`BURST`] of unused
+//! time is kept.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use forebay_core::Nanos;
 use forebay_lane::Notify;
 
-/// Idle time that a volume may make up for: enough for requests that arrive together, too little to
+/// Unused time that a volume may use later: enough for requests that arrive together, too little to
 /// disturb others.
 const BURST: Duration = Duration::from_millis(50);
 
@@ -25,7 +26,7 @@ const AHEAD: [u64; 2] = [32, 1 << 20];
 struct Rate {
     /// Units per second; 0: no limit.
     limit: AtomicU64,
-    /// When everything that was admitted will have passed.
+    /// The time at which everything that was admitted will have passed.
     passed: AtomicU64,
 }
 
@@ -38,7 +39,8 @@ impl Rate {
         }
     }
 
-    /// Returns how many units to admit at once where `needed` are: a millisecond's, up to `most`.
+    /// Returns how many units to admit at once if `needed` units are requested: those of a
+    /// millisecond, up to `most`.
     fn ahead(&self, needed: u64, most: u64) -> u64 {
         match self.limit.load(Ordering::Relaxed) {
             0 => most.max(needed),
@@ -62,8 +64,8 @@ impl Rate {
         self.limit.load(Ordering::Relaxed) == 0 || self.passed.load(Ordering::Relaxed) <= now.0
     }
 
-    /// Returns whether the limit has changed. Requests that were admitted count by the limit of
-    /// then no more.
+    /// Sets the limit. Returns whether it has changed; if so, requests that were admitted under the
+    /// old limit no longer count.
     fn set(&self, limit: u64) -> bool {
         let changed = self.limit.swap(limit, Ordering::Relaxed) != limit;
         if changed {
@@ -77,7 +79,8 @@ impl Rate {
 /// clock and cache lines that other lanes write.
 #[derive(Default)]
 pub(crate) struct Admitted {
-    /// The [`Limits::version`] that it was admitted under; changed limits take the rest back.
+    /// The [`Limits::version`] under which the quota was admitted; a change of the limits withdraws
+    /// the rest.
     version: Cell<u64>,
     requests: Cell<u64>,
     bytes: Cell<u64>,
@@ -107,7 +110,7 @@ impl Admitted {
 /// The limits of a volume.
 #[derive(Default)]
 pub(crate) struct Limits {
-    /// Odd while there are limits, and another number after each change.
+    /// Odd while there are limits; changes with each change of them.
     version: AtomicU64,
     requests: Rate,
     bytes: Rate,
@@ -116,27 +119,27 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Sets the limits, in requests and bytes per second; 0 is none.
+    /// Sets the limits, in requests and bytes per second; 0 for no limit.
     pub(crate) fn set(&self, requests: u64, bytes: u64) {
         let changed = [self.requests.set(requests), self.bytes.set(bytes)];
         if changed.contains(&true) {
             let any = u64::from(requests > 0 || bytes > 0);
             let next = (self.version.load(Ordering::Relaxed) | 1) + 1 + any;
-            // After the rates, so that a lane that sees the version admits nothing more at the old
-            // ones.
+            // Set after the rates, so that a lane that sees the version admits nothing more at the
+            // old ones.
             self.version.store(next, Ordering::Release);
             self.changed.notify_all();
         }
     }
 
-    /// Returns whether there are any.
+    /// Returns whether there are any limits.
     #[inline]
     pub(crate) fn are_set(&self) -> bool {
         self.version.load(Ordering::Relaxed) % 2 == 1
     }
 
-    /// Returns whether a request of this many bytes may begin now, and then admits it and perhaps
-    /// some to come.
+    /// Returns whether a request of this many bytes may begin now. If so, admits it, and possibly
+    /// some quota for later requests.
     #[inline]
     pub(crate) fn admit(
         &self,
@@ -180,8 +183,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Admits requests as a client does that asks again as soon as one has begun, and returns when
-    /// the last one began.
+    /// Admits requests like a client that sends the next one as soon as one has begun, and returns
+    /// the time at which the last one began.
     fn last_of(limits: &Limits, count: u64, bytes: u64) -> u64 {
         let begin = 1000 * MS;
         (0..count).fold(Nanos(begin), |now, _| limits.take(now, bytes)).0 - begin
@@ -194,7 +197,7 @@ mod tests {
         assert_eq!(last_of(&limits, 1000, 4096), 0);
         limits.set(1000, 0);
         assert!(limits.are_set());
-        // 50 of them at once.
+        // 50 of them begin at once.
         assert_eq!(last_of(&limits, 1050, 1 << 20), 999 * MS);
         assert!(!limits.admit(&Admitted::default(), 512, || Nanos(1000 * MS)));
         limits.set(0, 1 << 20);
@@ -208,7 +211,7 @@ mod tests {
             limits.set(limit, 0);
             let (mut lanes, mut looks) = ([(); 2].map(|()| Admitted::default()), 0);
             let mut begun = 0u64;
-            // Ten milliseconds after an idle time, in which both lanes ask all the time.
+            // Ten milliseconds after an idle time, during which both lanes request continuously.
             for micros in 0..10_000u64 {
                 for lane in &mut lanes {
                     let now = || {
@@ -237,8 +240,8 @@ mod tests {
         };
         limits.set(1 << 20, 0);
         assert!(limits.admit(&lane, 4096, || Nanos(1000 * MS)));
-        // The requests of 50 ms and one more are admitted; bytes from before the limit do not
-        // count.
+        // The requests of 50 ms and one more are admitted; bytes from before the change of the
+        // limit do not count.
         limits.set(1 << 20, 4096 * 100);
         assert_eq!(at_once(&limits), 6);
         limits.set(100, 0);

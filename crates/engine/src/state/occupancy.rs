@@ -1,8 +1,8 @@
 //! The space of a cache that each volume occupies, including volumes that are not attached.
 //!
 //! The dirty blocks of a volume that is not attached (stopped, waiting, failed) stay in the cache
-//! until it is attached again or deleted. Their number does not change meanwhile, so it is taken
-//! once: when the volume leaves, or when the cache is opened.
+//! until it is attached again or deleted. Their number does not change meanwhile, so it is
+//! determined once: when the volume is detached, or when the cache is opened.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,7 +51,7 @@ impl Detached {
         self.total.store(volumes.values().sum(), Ordering::SeqCst);
     }
 
-    /// Counts a dirty block that was loaded, of a volume that is not attached.
+    /// Counts a loaded dirty block of a volume that is not attached.
     pub(crate) fn loaded(&self, store: &Store, address: Address) {
         if let Some((space, _)) = store.find_space(address) {
             self.change(|volumes| *volumes.entry(space.id).or_default() += 1);

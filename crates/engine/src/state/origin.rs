@@ -1,6 +1,7 @@
-//! A lane's queue to a volume's origin, and how long operations on it have been under way.
+//! A lane's queue to a volume's origin, and the time for which operations on it have been in
+//! progress.
 //!
-//! An origin that does not answer must delay its own volume only. Tasks that would wait for it on
+//! An origin that does not answer must delay only its own volume. Tasks that would wait for it on
 //! behalf of other volumes check `Volume::is_bound` first.
 
 use std::cell::RefCell;
@@ -19,19 +20,20 @@ use crate::stats::rest::Rest;
 /// Operations that take longer are shown to the operator.
 const SHOWN_AFTER: Duration = Duration::from_secs(5);
 
-/// After this time an operation keeps its volume's writers from taking the last free space. In a
-/// small cache they would have taken it long before the origin counts as hung.
+/// Time after which a slow operation keeps its volume's writers from taking the last free space. In
+/// a small cache they would have taken it long before the origin counts as hung.
 const LATE_AFTER: Duration = Duration::from_secs(1);
 
-/// After this time an operation counts as hung: it may never end. Reads count too, because a write
+/// Time after which an operation counts as hung: it may never end. Reads count too, because a write
 /// waits for a read of its range. A disk that flushes its own cache takes less.
 const HUNG_AFTER: Duration = Duration::from_secs(10);
 
-/// After this time operators' commands no longer wait. A sleeping disk takes up to 15 s to spin up
+/// Time after which operators' commands no longer wait. A sleeping disk takes up to 15 s to spin up
 /// and answer.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(20);
 
-/// When the oldest operation of one lane began, in nanoseconds; 0: none is under way.
+/// The time at which the oldest operation of one lane began, in nanoseconds; 0 if none is in
+/// progress.
 #[repr(align(64))]
 #[derive(Default)]
 struct Oldest(AtomicU64);
@@ -40,7 +42,7 @@ struct Oldest(AtomicU64);
 pub(crate) struct Waits {
     clock: Arc<dyn Clock>,
     lanes: Box<[Oldest]>,
-    /// The volume has left its origin: see [`Waits::close`].
+    /// Whether the volume has left its origin: see [`Waits::close`].
     closed: AtomicBool,
 }
 
@@ -50,8 +52,8 @@ impl Waits {
         Waits { clock, lanes, closed: AtomicBool::new(false) }
     }
 
-    /// Closes the origin: the volume leaves it, and others may write to it. No further operation is
-    /// started, not even by tasks that waited until now.
+    /// Closes the origin: the volume leaves it, and other programs may write to it. No further
+    /// operation is started, even by tasks that are waiting.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
     }
@@ -79,12 +81,12 @@ impl Waits {
         }
     }
 
-    /// Returns for how long the origin has not answered, if an operator should see that.
+    /// Returns the time for which the origin has not answered, if it is long enough to be reported.
     pub(crate) fn too_long(&self) -> Option<Duration> {
         Some(self.longest()).filter(|waits| *waits >= SHOWN_AFTER)
     }
 
-    /// Returns for how long the origin has not answered, if waiting for it should end.
+    /// Returns the time for which the origin has not answered, if waiting for it should end.
     pub(crate) fn given_up(&self) -> Option<Duration> {
         Some(self.longest()).filter(|waits| *waits >= GIVEN_UP_AFTER)
     }
@@ -105,7 +107,7 @@ impl Waits {
 struct Order {
     /// The number of the first one.
     first: u64,
-    /// When each began; `None`: it has ended.
+    /// The time at which each operation began; `None` once it has ended.
     begun: VecDeque<Option<Nanos>>,
 }
 
@@ -166,7 +168,7 @@ impl Origin {
         OriginOpGuard { origin: self, number: self.order.borrow_mut().begin(now, &oldest.0), cause }
     }
 
-    /// See [`Queue::run`]. `cause` is counted if this ends a rest of the origin.
+    /// Runs an operation, see [`Queue::run`]. `cause` is counted if this ends a rest of the origin.
     pub(crate) async fn run(&self, op: DeviceOp, cause: WakeReason) -> DeviceDone {
         if self.waits.is_closed() {
             return closed(op);

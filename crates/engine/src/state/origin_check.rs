@@ -10,20 +10,20 @@ pub enum Verdict {
     /// The device is the volume's origin, and was not written to.
     Same,
     /// The device is the volume's origin, unchanged as far as the evidence shows; the text says why
-    /// it shows no more.
+    /// more is not known.
     Unclear(&'static str),
     /// The device is the volume's origin, but an external writer has changed it.
     Changed(Sign),
-    /// The device is another one.
+    /// The origin is another device.
     Other(Difference),
 }
 
 /// Evidence that an external writer has changed an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
-    /// The evidence of its system, as a sentence.
+    /// The system's evidence, as a sentence.
     System(&'static str),
-    /// Another volume has used it since.
+    /// Another volume has used the origin since.
     OtherVolume,
     /// Samples of its content differ.
     Samples,
@@ -31,8 +31,8 @@ pub enum Sign {
     Starts,
     /// The origin differs from clean blocks of the cache.
     Blocks {
-        /// Lost records of the log may be the cause as well: those that no later one confirms look
-        /// torn.
+        /// Whether lost records of the log may be the cause as well: those that no later record
+        /// confirms look torn.
         after_crash: bool,
     },
 }
@@ -57,10 +57,10 @@ impl fmt::Display for Sign {
 pub struct OriginCheck {
     /// The result.
     pub verdict: Verdict,
-    /// Clean cached blocks that were compared with the origin.
+    /// Number of clean cached blocks that were compared with the origin.
     pub compared: u64,
     /// Number of compared blocks that differed.
     pub differing: u64,
-    /// Clean blocks that were dropped.
+    /// Number of clean blocks that were dropped.
     pub dropped: u64,
 }

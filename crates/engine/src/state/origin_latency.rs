@@ -1,6 +1,6 @@
 //! Latency of an origin: of foreground requests, which writeback yields to, and of writeback.
 //!
-//! All lanes share the counters: an origin is far slower than contention on them.
+//! All lanes share the counters, because an origin is far slower than contention on them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,8 +12,8 @@ use forebay_core::{Clock, Nanos};
 pub(crate) struct OriginLatency {
     nanos: AtomicU64,
     ended: AtomicU64,
-    /// Requests under way, and the sum of their start times in microseconds: a request that does
-    /// not end tells more than any other.
+    /// Number of requests in progress, and the sum of their start times in microseconds. A request
+    /// that does not end is the strongest evidence.
     waiting: AtomicU64,
     began: AtomicU64,
     cost: Cost,
@@ -37,7 +37,7 @@ impl OriginLatency {
     }
 
     /// Returns the mean latency of the requests that ended since the last call. If none ended,
-    /// returns for how long those under way have waited on average; `None` if there are none.
+    /// returns the mean time for which those in progress have waited; `None` if there are none.
     pub(crate) fn take(&self, now: Nanos) -> Option<Duration> {
         let ended = self.ended.swap(0, Ordering::Relaxed);
         let nanos = self.nanos.swap(0, Ordering::Relaxed);
@@ -66,7 +66,7 @@ impl Drop for OnOrigin<'_> {
     }
 }
 
-/// The recent mean cost of the requests of one kind: requests under way together share the time.
+/// The recent mean cost of requests of one kind. Requests that run concurrently share the time.
 #[derive(Default)]
 struct Cost(AtomicU64);
 
@@ -78,7 +78,7 @@ impl Cost {
         let took = took.as_nanos() / u128::from(together.max(1));
         let took = u64::try_from(took).unwrap_or(u64::MAX / 2);
         let before = self.0.load(Ordering::Relaxed);
-        // A race between lanes loses a sample, which does no harm.
+        // A race between lanes loses a sample, which is harmless.
         let mean =
             if before == 0 { took } else { before - before / Self::SHARE + took / Self::SHARE };
         self.0.store(mean.max(1), Ordering::Relaxed);
@@ -98,7 +98,7 @@ pub(crate) struct WriteCost {
 }
 
 impl WriteCost {
-    /// Runs a write and records how long it took.
+    /// Runs a write and records its duration.
     pub(crate) async fn of<T>(&self, clock: &dyn Clock, write: impl Future<Output = T>) -> T {
         let began = clock.now();
         let together = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;

@@ -14,7 +14,7 @@ use parking_lot::RwLock;
 pub struct BlockSet(Vec<Range<u64>>);
 
 impl BlockSet {
-    /// Returns the set of the blocks in some ranges, in any order.
+    /// Returns the set of the blocks in these ranges, which may be in any order.
     pub fn of(ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
         let mut all: Vec<Range<u64>> = ranges.into_iter().filter(|it| !it.is_empty()).collect();
         all.sort_unstable_by_key(|range| range.start);
@@ -38,7 +38,7 @@ impl BlockSet {
         self.0.iter().map(|range| range.end - range.start).sum()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -62,7 +62,7 @@ impl BlockSet {
         BlockSet::of(left)
     }
 
-    /// Returns whether the set has a block of a range of block numbers.
+    /// Returns whether the set contains a block of a range of block numbers.
     pub fn overlaps(&self, blocks: &Range<u64>) -> bool {
         let at = self.0.partition_point(|range| range.end <= blocks.start);
         !blocks.is_empty() && self.0.get(at).is_some_and(|range| range.start < blocks.end)
@@ -75,7 +75,7 @@ impl From<Range<u64>> for BlockSet {
     }
 }
 
-/// The pinned blocks of a volume. Volumes without any pay one load of a number.
+/// The pinned blocks of a volume. A volume without pins costs a request one load.
 #[derive(Default)]
 pub(crate) struct Pins {
     /// Number of pinned blocks.
@@ -99,7 +99,7 @@ impl Pins {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Returns a number that changes when other blocks are pinned.
+    /// Returns a number that changes whenever the set of pinned blocks changes.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -108,7 +108,7 @@ impl Pins {
         self.blocks.read().clone()
     }
 
-    /// Returns whether a block is pinned. Takes a lock; lanes have [`LanePins`].
+    /// Returns whether a block is pinned. Takes a lock; lanes use [`LanePins`].
     pub(crate) fn contain(&self, block: OriginBlock) -> bool {
         self.count() > 0 && self.blocks.read().overlaps(&(block.0..block.0.saturating_add(1)))
     }

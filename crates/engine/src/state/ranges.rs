@@ -1,4 +1,4 @@
-//! Range locks: order among operations that reach the origin.
+//! Range locks, which order the operations that reach the origin.
 //!
 //! Reads of the origin share a range; writes to it (around or through the cache, writeback,
 //! discard) hold it exclusively. Overlapping ranges are granted in the order of arrival, so no task
@@ -51,20 +51,20 @@ impl RangeQueue {
     }
 }
 
-/// The ranges of one volume that are locked or waited for, in bytes of the origin.
+/// The locked and awaited ranges of one volume, in bytes of the origin.
 #[derive(Default)]
 pub(crate) struct Ranges {
     queue: Mutex<RangeQueue>,
 }
 
 impl Ranges {
-    /// Locks `range` shared: waits for earlier writers, and keeps later writers waiting until the
+    /// Locks `range` shared: waits for earlier exclusive locks, and makes later ones wait until the
     /// guard is dropped.
     pub(crate) async fn shared(&self, range: Range<u64>) -> RangeGuard<'_> {
         self.acquire(range, Access::Shared).await
     }
 
-    /// Locks `range` shared if no earlier task has locked it exclusively or waits to.
+    /// Locks `range` shared, unless an earlier task has locked it exclusively or waits to do so.
     pub(crate) fn try_shared(&self, range: Range<u64>) -> Option<RangeGuard<'_>> {
         let guard = self.enqueue(range, Access::Shared);
         let queue = self.queue.lock();
@@ -105,7 +105,7 @@ impl Ranges {
     }
 }
 
-/// Holds a range until it is dropped; while waiting, its place in the order.
+/// Holds a range until it is dropped; while waiting, its position in the order.
 #[must_use = "the range is free again when this is dropped"]
 pub(crate) struct RangeGuard<'a> {
     ranges: &'a Ranges,

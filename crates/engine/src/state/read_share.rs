@@ -1,5 +1,5 @@
-//! The share of reads among the blocks that a volume's clients use: the chance that a block which
-//! is used again is read then, rather than overwritten.
+//! The share of reads among the blocks that a volume's clients use: the probability that the next
+//! use of a block is a read, not an overwrite.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,7 +27,7 @@ struct Windows {
 
 impl ReadShare {
     /// Returns the share in the last one or two windows of `window` blocks, from 0 to 1; 0 without
-    /// any blocks. `now`: all blocks so far.
+    /// blocks. `now`: all blocks so far.
     pub(crate) fn of(&self, now: BlockTotals, window: u64) -> f64 {
         let since =
             |start: BlockTotals| (now.0.saturating_sub(start.0), now.1.saturating_sub(start.1));
@@ -42,7 +42,7 @@ impl ReadShare {
         share
     }
 
-    /// Returns whether clients read next to nothing, by the last call of [`ReadShare::of`].
+    /// Returns whether clients hardly read, according to the last call of [`ReadShare::of`].
     pub(crate) fn is_only_written(&self) -> bool {
         self.is_only_written.load(Ordering::Relaxed)
     }

@@ -18,10 +18,10 @@ const LEN_BITS: u32 = 56;
 /// A request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// When it arrived, on the lanes' clock.
+    /// The time of arrival, on the lanes' clock.
     pub time: Nanos,
-    /// A read, a write or a discard. Zeroes count as the cache treats them: few as a write, many as
-    /// a discard.
+    /// A read, a write or a discard. Zeroes are recorded in the way in which the cache treats them:
+    /// a short range as a write, a long one as a discard.
     pub op: Op,
     /// The first byte on the volume.
     pub offset: u64,
@@ -53,9 +53,9 @@ impl Recorded {
 /// The requests of one lane that have not been read.
 struct Ring {
     slots: Box<[[AtomicU64; 3]]>,
-    /// Requests that the lane has put in.
+    /// Number of requests that the lane has put in.
     put: AtomicU64,
-    /// Requests that the reader has taken out.
+    /// Number of requests that the reader has taken out.
     taken: AtomicU64,
     left_out: AtomicU64,
 }
@@ -114,7 +114,7 @@ impl RecordingRings {
         RecordingRings((0..lanes).map(|_| Ring::new()).collect())
     }
 
-    /// Moves the requests of all lanes to `into`. Called only by the reader.
+    /// Moves the requests of all lanes to `into`. Only the reader may call this.
     pub(crate) fn take(&self, into: &mut Vec<Recorded>) {
         self.0.iter().for_each(|ring| ring.take(into));
     }

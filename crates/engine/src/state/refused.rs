@@ -1,9 +1,9 @@
-//! Dirty blocks that the origin refuses although it takes others: bad sectors of a disk. They stay
-//! dirty, are shown, and are tried again more and more rarely, because a disk may replace a bad
-//! sector when it is written. The others do not wait for them (invariants 16 and 18).
+//! Dirty blocks that the origin refuses although it accepts others: bad sectors of a disk. They
+//! stay dirty, are reported, and are tried again more and more rarely, because a disk may replace a
+//! bad sector when it is written. Other blocks do not wait for them (invariants 16 and 18).
 //!
-//! An origin that takes nothing is another matter: after [`IN_VAIN`] writes in a row that failed,
-//! runs are no longer split to find out which blocks are good.
+//! If the origin accepts nothing, splitting is useless: after [`IN_VAIN`] successive failed writes,
+//! runs are no longer split to isolate the good blocks.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::state::bad::BadBlockSet;
 /// sectors.
 const IN_VAIN: u32 = 32;
 
-/// The most blocks that are listed. Of more, whole runs fail.
+/// The most blocks that are listed. Beyond this, whole runs fail.
 const MOST_LISTED: usize = 1 << 16;
 
 /// Refused blocks are tried again after this time, doubled each time up to `RARELY`.
@@ -30,9 +30,9 @@ const RARELY: Duration = Duration::from_secs(60);
 pub(crate) struct Refused {
     any: AtomicBool,
     list: Mutex<RefusedBlocks>,
-    /// Failed writes since the last one that succeeded, or since the last pause.
+    /// Number of failed writes since the last successful one, or since the last pause.
     in_vain: AtomicU32,
-    /// There were [`IN_VAIN`] of them, and none has succeeded since.
+    /// Whether [`IN_VAIN`] writes have failed and none has succeeded since.
     takes_nothing: AtomicBool,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Refused {
 #[derive(Default)]
 pub(crate) struct RefusedBlocks {
     pub(crate) bad: BadBlockSet,
-    /// The error of the last failed write of one of them alone.
+    /// The error of the last failed write of a single listed block.
     pub(crate) error: Option<DeviceError>,
     pause: Duration,
     again: Nanos,
@@ -61,7 +61,7 @@ impl Refused {
         result
     }
 
-    /// Counts a write that succeeded. Returns whether the origin took nothing before.
+    /// Records a successful write. Returns whether the origin accepted nothing before.
     pub(crate) fn succeeded(&self) -> bool {
         if self.in_vain.load(Ordering::Relaxed) > 0 {
             self.in_vain.store(0, Ordering::Relaxed);
@@ -70,7 +70,7 @@ impl Refused {
             && self.takes_nothing.swap(false, Ordering::Relaxed)
     }
 
-    /// Counts a write that failed. Returns whether others may succeed, so that a run is worth
+    /// Records a failed write. Returns whether others may succeed, so that a run is worth
     /// splitting.
     pub(crate) fn failed(&self) -> bool {
         let worth = self.in_vain.fetch_add(1, Ordering::Relaxed).saturating_add(1) < IN_VAIN;
@@ -80,12 +80,12 @@ impl Refused {
         worth
     }
 
-    /// Returns whether the last writes have all failed, too many for bad sectors.
+    /// Returns whether the last writes have all failed, and are too many for bad sectors.
     pub(crate) fn takes_nothing(&self) -> bool {
         self.takes_nothing.load(Ordering::Relaxed)
     }
 
-    /// Restarts the count: after a pause, an origin that takes nothing gets a few more attempts.
+    /// Restarts the count: after a pause, an origin that accepts nothing gets a few more attempts.
     pub(crate) fn count_anew(&self) {
         self.in_vain.store(0, Ordering::Relaxed);
     }

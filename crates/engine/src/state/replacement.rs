@@ -15,20 +15,20 @@ use forebay_store::Store;
 use kept::Kept;
 pub(crate) use list_policy::ListPolicy;
 
-/// Returns how many of `segments` reclaim keeps free for appends of `lanes` lanes. Blocks live in
-/// the others.
+/// Returns how many of `segments` reclaim keeps free for the appends of `lanes` lanes. The others
+/// hold blocks.
 pub fn segments_kept_free(segments: u32, lanes: u32) -> u32 {
     (segments / 50).max(Store::RESERVED_SEGMENTS + lanes + 2)
 }
 
-/// Returns the number of blocks that may live in a cache.
+/// Returns the number of blocks that a cache may hold.
 pub(crate) fn room(store: &Store) -> u64 {
     let (segments, lanes) = (store.segments.count(), store.options().lanes);
     let used = segments.saturating_sub(segments_kept_free(segments, lanes as u32));
     u64::from(used) * store.cells_per_segment()
 }
 
-/// The way in which a policy tracks which blocks are worth keeping.
+/// How a policy tracks which blocks are worth keeping.
 pub(crate) enum How {
     /// By ranks in the index, and ghosts.
     Ranks(GhostGroups),
@@ -56,7 +56,7 @@ impl Replacement {
         Replacement { kind, shares, kept, how }
     }
 
-    /// Returns whether the ranks are all its state about cached blocks.
+    /// Returns whether the policy's state about cached blocks consists only of ranks.
     pub(crate) fn goes_by_ranks(&self) -> bool {
         matches!(self.how, How::Ranks(_))
     }
@@ -78,8 +78,8 @@ impl Replacement {
         }
     }
 
-    /// Returns whether an absent block comes back soon enough for the main queue, and forgets its
-    /// ghost then.
+    /// Returns whether a ghost shows that an absent block returns soon enough for the main queue,
+    /// and removes the ghost then.
     pub(crate) fn comes_back(&self, address: u64) -> bool {
         let How::Ranks(ghosts) = &self.how else { return false };
         let comes_back = ghosts.recall(address);
@@ -89,7 +89,7 @@ impl Replacement {
         comes_back
     }
 
-    /// Returns the memory beside the index, in bytes: for cached blocks, and for ghosts.
+    /// Returns the memory in addition to the index, in bytes: for cached blocks, and for ghosts.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         match &self.how {
             How::Ranks(ghosts) => (0, ghosts.bytes()),

@@ -1,10 +1,10 @@
 //! A volume's share of the cache: the largest part of the cache that it may occupy, and the part of
-//! its data that other volumes do not displace.
+//! its data that other volumes cannot displace.
 //!
-//! The blocks of a volume are not counted on the data path, where every lane would write the
+//! The blocks of a volume are not counted on the data path, because every lane would write the
 //! number. If the volume has a share, `background::shares` counts them in the index from time to
-//! time; evictions in between are deducted. So the number never exceeds the true one, apart from
-//! discarded blocks.
+//! time; evictions in between are subtracted. So the number is never too high, apart from discarded
+//! blocks.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -12,13 +12,13 @@ use crate::state::occupancy::Occupancy;
 use crate::state::throttle::TurnOrder;
 
 /// The percentage of the cache that all least shares and pinned blocks together can guard. Segments
-/// that are guarded to three quarters are not reclaimed (see `background::reclaim`), so some
-/// segments must remain.
+/// that are three quarters guarded are not reclaimed (see `background::reclaim`), so some segments
+/// must remain.
 const GUARDED: u64 = 60;
 
-/// A volume's share. Volumes without one pay one load of a number.
+/// A volume's share. A volume without a share costs a request one load.
 pub(crate) struct Share {
-    /// Guarded share, in percent of the cache; 0: nothing is guarded.
+    /// Guarded share, in percent of the cache; 0 if nothing is guarded.
     least: AtomicU8,
     /// Largest share, in percent of the cache; 100: everything.
     most: AtomicU8,
@@ -47,7 +47,7 @@ impl Default for Share {
 }
 
 impl Share {
-    /// Sets the shares, in percent of the cache. A lower one takes effect at the next count.
+    /// Sets the shares, in percent of the cache. A lower share takes effect at the next count.
     pub(crate) fn set(&self, least: u8, most: u8) {
         self.least.store(least, Ordering::Relaxed);
         self.most.store(most, Ordering::Relaxed);
@@ -70,7 +70,7 @@ impl Share {
     }
 
     /// Takes a count of the volume's blocks in a cache of `capacity` blocks, of which `pinned` are
-    /// pinned. `all_least`: the least shares of all volumes together, in percent.
+    /// pinned. `all_least`: the sum of the least shares of all volumes, in percent.
     pub(crate) fn count(&self, own: Occupancy, capacity: u64, pinned: u64, all_least: u64) {
         let (least, most) = self.percents();
         let of_capacity = |percent: u64| capacity * percent / 100;
@@ -83,18 +83,18 @@ impl Share {
         self.most_blocks.store(most, Ordering::Relaxed);
     }
 
-    /// Returns the most blocks that the volume may have; `None`: all.
+    /// Returns the most blocks that the volume may have; `None` without a limit.
     pub(crate) fn most_blocks(&self) -> Option<u64> {
         Some(self.most_blocks.load(Ordering::Relaxed)).filter(|most| *most < u64::MAX)
     }
 
-    /// Returns by how many blocks the volume exceeds its share.
+    /// Returns the number of blocks by which the volume exceeds its share.
     pub(crate) fn excess(&self) -> u64 {
         let most = self.most_blocks.load(Ordering::Relaxed);
         self.cached.load(Ordering::Relaxed).saturating_sub(most)
     }
 
-    /// Returns how many blocks other volumes must not displace, and are there.
+    /// Returns the number of present blocks that other volumes must not displace.
     pub(crate) fn guarded(&self) -> u64 {
         self.least_blocks.load(Ordering::Relaxed).min(self.cached.load(Ordering::Relaxed))
     }
@@ -118,7 +118,7 @@ impl Share {
         least == 0 || self.kept.load(Ordering::Relaxed) > least
     }
 
-    /// Records that the policy has given up a block.
+    /// Records that the policy no longer keeps a block.
     pub(crate) fn demoted(&self) {
         decrease(&self.kept);
     }
@@ -129,7 +129,7 @@ impl Share {
     }
 }
 
-/// Counts on one lane only: reclaim and `background::shares` run there.
+/// Subtracts without an atomic read-modify-write: reclaim and `background::shares` run on one lane.
 fn decrease(count: &AtomicU64) {
     count.store(count.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
 }

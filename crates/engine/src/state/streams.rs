@@ -12,14 +12,15 @@ use parking_lot::Mutex;
 /// The part of a volume's streams that lanes share.
 #[derive(Default)]
 pub(crate) struct Streams {
-    /// Requests that continue a stream of this many bytes belong to a long one; 0: there are none.
+    /// Bytes of a stream from which on its requests belong to a long one; 0 if no stream counts as
+    /// long.
     cutoff: AtomicU64,
-    /// Writeback lets the origin's disk sleep: long writes must not wake it either.
+    /// Whether writeback lets the origin's disk sleep, so that long writes must not wake it either.
     is_lazy: AtomicBool,
     /// Streams over several lanes.
     pub(crate) shared: SharedStreams,
     route: Mutex<StreamRoute>,
-    /// Whether the route of long writes leads into the cache: a copy that is read without the lock.
+    /// Whether long writes go into the cache: a copy that is read without the lock.
     into_cache: AtomicBool,
 }
 
@@ -43,21 +44,21 @@ impl Streams {
         if self.into_cache.load(Ordering::Relaxed) { Route::Cache } else { Route::Around }
     }
 
-    /// Notes that long sequential writes of `bytes` in all have arrived.
+    /// Records that long sequential writes of `bytes` in total have arrived.
     pub(crate) fn arrived(&self, now: Nanos, bytes: u64) {
         let mut route = self.route.lock();
         route.arrived(now, bytes);
         self.into_cache.store(route.route() == Route::Cache, Ordering::Relaxed);
     }
 
-    /// Notes that a long sequential write goes round the cache.
+    /// Records that a long sequential write bypasses the cache.
     pub(crate) fn begin<'a>(&'a self, clock: &'a dyn Clock) -> Around<'a> {
         self.route.lock().begin(clock.now());
         Around { streams: self, clock }
     }
 }
 
-/// A long sequential write around the cache; it ends when this is dropped.
+/// A long sequential write that bypasses the cache; it ends when this is dropped.
 #[must_use = "the write ends when this is dropped"]
 pub(crate) struct Around<'a> {
     streams: &'a Streams,
@@ -81,11 +82,11 @@ pub(crate) struct AccessRange {
 /// One lane's part of a volume's streams.
 pub(crate) struct LaneStreams {
     pub(crate) table: RefCell<SequentialCutoff>,
-    /// The last request, and whether this lane's table has it as part of a long stream.
+    /// The last request, and whether it belongs to a long stream according to this lane's table.
     pub(crate) last: Cell<(AccessRange, bool)>,
     /// The same for the table of all lanes.
     pub(crate) last_over_lanes: Cell<(AccessRange, bool)>,
-    /// Bytes of long writes that the route has not been told of.
+    /// Bytes of long writes that were not reported to the shared route yet.
     pub(crate) untold: Cell<u64>,
 }
 

@@ -13,14 +13,14 @@ use forebay_core::OriginBlock;
 use forebay_lane::Gate;
 use parking_lot::Mutex;
 
-/// Something about blocks of the origin. Every write through the cache inserts into two of these,
-/// so the hash is a fast one, and a fixed one, so that the simulator repeats its runs.
+/// A map from blocks of the origin. Every write through the cache inserts into two of these, so the
+/// hash is a fast one. It is also fixed, so that the simulator can repeat its runs.
 pub(crate) type BlockMap<T> = HashMap<OriginBlock, T, FixedState>;
 
-/// The most blocks whose changes on the origin are tracked one by one until the next sync.
+/// The most blocks whose changes on the origin are tracked individually until the next sync.
 const MOST_UNSYNCED: usize = 1 << 16;
 
-/// Blocks for which the table has room all the time.
+/// Number of blocks for which the table always keeps room.
 const KEPT: usize = 1 << 10;
 
 /// The syncs of one origin.
@@ -49,7 +49,7 @@ impl Default for Syncs {
             turn: Gate::default(),
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
-            // Changes of an earlier run may not be durable: the first flush syncs.
+            // Changes of an earlier run may not be durable, so the first flush syncs.
             changes: AtomicU64::new(1),
             durable: AtomicU64::new(0),
             unsynced: Mutex::default(),
@@ -82,7 +82,8 @@ impl Syncs {
     /// Returns whether the origin may still lose its version of a block: then a copy of it must not
     /// outlive it in the cache (invariant 12).
     pub(crate) fn is_unsynced(&self, block: OriginBlock) -> bool {
-        // Under the lock, as a change may empty the table: then the block is in one of the two.
+        // Read under the lock, because a change may empty the table: the block is then found in one
+        // of the two.
         let unsynced = self.unsynced.lock();
         let durable = self.durable.load(Ordering::SeqCst);
         self.all_unsynced.load(Ordering::SeqCst) > durable || unsynced.contains_key(&block)
@@ -134,13 +135,13 @@ impl Syncs {
 
     fn covered(&self, last: u64) {
         if self.has_failed() {
-            // The sync that failed may have lost any of them.
+            // The failed sync may have lost any of these changes.
             return;
         }
         self.durable.fetch_max(last, Ordering::SeqCst);
         let mut unsynced = self.unsynced.lock();
         unsynced.retain(|_, change| *change > last);
-        // Each sync passes the whole table, also when a burst of changes has long been synced.
+        // Each sync visits the whole table, even long after a burst of changes.
         unsynced.shrink_to(KEPT);
     }
 
@@ -159,7 +160,7 @@ impl Syncs {
     }
 
     /// Returns the number of failed syncs. A task that relies on a sync reads this before its first
-    /// write, and does not if it has changed.
+    /// write, and must not rely on the sync if the number has changed.
     pub(crate) fn failures(&self) -> u64 {
         self.failures.load(Ordering::SeqCst)
     }

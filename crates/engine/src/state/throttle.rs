@@ -1,8 +1,8 @@
 //! Turns of writers when nearly all of the cache is dirty: see [`forebay_policy::throttle`].
 //!
-//! Dirty blocks are counted over the whole cache, because its space is shared. Checking sums over
-//! volumes and lanes, so a lane does it once in a while; while the throttle is engaged, every write
-//! checks.
+//! Dirty blocks are counted over the whole cache, because its space is shared. A check sums over
+//! volumes and lanes, so a lane does it only now and then; while the throttle is engaged, every
+//! write checks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -37,8 +37,8 @@ impl Throttle {
 }
 
 impl TurnOrder {
-    /// Returns the time of the turn for a write of `blocks` blocks: in the order of asking; each
-    /// block delays the next turn by `pause`.
+    /// Returns the time of the turn for a write of `blocks` blocks. Turns are in the order of the
+    /// calls; each block delays the next turn by `pause`.
     pub(crate) fn turn(&self, now: Nanos, pause: Duration, blocks: u64) -> Nanos {
         let pause = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).saturating_mul(blocks);
         let next = |before: u64| Some(before.max(now.0).saturating_add(pause));
@@ -47,12 +47,12 @@ impl TurnOrder {
     }
 }
 
-/// The pauses between turns; `None`: no writer has to wait.
+/// The pauses between turns; `None` if no writer has to wait.
 pub(crate) struct Pauses {
-    /// Pause for volumes whose dirty blocks can be written back. Bound blocks are deducted from the
-    /// space that they may use.
+    /// Pause for volumes whose dirty blocks can be written back. Bound blocks are subtracted from
+    /// the space that they may use.
     pub(crate) others: Option<Duration>,
-    /// Pause for bound volumes, which cannot be written back: their blocks count as dirty, so they
+    /// Pause for bound volumes, which cannot be written back. Their blocks count as dirty, so they
     /// get no more space.
     pub(crate) bound: Option<Duration>,
 }

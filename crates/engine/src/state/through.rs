@@ -1,5 +1,6 @@
-//! Blocks on their way through the cache: dirty in the log until the write that put them there has
-//! reached the origin and the origin has been synced. They are not counted as work for writeback.
+//! Blocks being written through the cache: they are dirty in the log until the write that put them
+//! there has reached the origin and the origin has been synced. They do not count as work for
+//! writeback.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,11 +14,11 @@ use crate::state::syncs::BlockMap;
 /// The blocks of one volume that are being written through.
 #[derive(Default)]
 pub(crate) struct Through {
-    /// Versions that are on the origin and not yet synced there.
+    /// Versions that are on the origin and not synced there yet.
     unsynced: Mutex<BlockMap<VersionId>>,
-    /// Blocks whose write to the origin, or the sync that covers it, has not ended.
+    /// Number of blocks whose write to the origin, or the sync that covers it, has not ended.
     under_way: AtomicU64,
-    /// Notified when it is time to sync the waiting writes.
+    /// Notified when the waiting writes should be synced.
     pub(crate) many: Notify,
 }
 
@@ -41,8 +42,8 @@ impl Through {
         WriteThroughGuard { through: self, blocks }
     }
 
-    /// Records versions that are on the origin; the next sync makes them durable there. Once `most`
-    /// wait for it, that is notified.
+    /// Records versions that are on the origin; the next sync makes them durable there. Notifies
+    /// `many` once `most` of them wait for a sync.
     pub(crate) fn written(
         &self,
         blocks: impl Iterator<Item = (OriginBlock, VersionId)>,
@@ -55,8 +56,8 @@ impl Through {
         }
     }
 
-    /// Takes the versions that a sync starting now covers. They are under way until the guard is
-    /// dropped.
+    /// Takes the versions that a sync starting now covers. They count as in progress until the
+    /// guard is dropped.
     pub(crate) fn sync(&self) -> (BlockMap<VersionId>, WriteThroughGuard<'_>) {
         let mut unsynced = self.unsynced.lock();
         let under_way = self.begin(unsynced.len());
@@ -73,8 +74,8 @@ impl Through {
         self.unsynced.lock().len()
     }
 
-    /// Returns the number of dirty blocks that are not for writeback to write. For a moment it may
-    /// be too high, if a block is overwritten while its last version is on its way.
+    /// Returns the number of dirty blocks that writeback need not write. It may be too high for a
+    /// moment, if a block is overwritten while its last version is being written.
     pub(crate) fn count(&self) -> u64 {
         let unsynced = self.unsynced.lock();
         unsynced.len() as u64 + self.under_way.load(Ordering::Relaxed)

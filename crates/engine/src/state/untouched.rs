@@ -1,10 +1,10 @@
 //! Samples of the origin that the cache has not written to since they were taken. `io::first_write`
 //! is the step before the first write to each of them.
 //!
-//! After a crash the untouched samples show whether an external writer changed the origin. So a
-//! sample durably stops being untouched before the cache itself writes there, and that write waits:
-//! once for each sample, so at most 128 metadata commits from a volume's start to its stop. All
-//! other writes pay for a search among at most 128 places, or for nothing once all samples are
+//! After a crash the untouched samples show whether an external writer changed the origin. A sample
+//! therefore durably stops being untouched before the cache itself writes there, and that write
+//! waits for it. This happens once per sample, so at most 128 times from a volume's start to its
+//! stop. All other writes cost a search among at most 128 places, or nothing once all samples are
 //! touched.
 
 use std::ops::Range;
@@ -39,11 +39,11 @@ impl Bits {
 pub(crate) struct Untouched {
     /// The samples' offsets, ascending.
     places: Vec<u64>,
-    /// Samples that the cache device still calls untouched.
+    /// Samples that the cache device still lists as untouched.
     pub(crate) untouched: Bits,
     /// Samples that tasks are about to write to.
     pub(crate) wanted: Bits,
-    /// Whether the samples were abandoned, although the cache device may still list some as
+    /// Whether the samples were given up, although the cache device may still list some as
     /// untouched.
     pub(crate) given_up: AtomicBool,
     pub(crate) gate: Gate,

@@ -74,7 +74,7 @@ pub struct Volume {
     pub id: VolumeId,
     /// The volume's name.
     pub name: String,
-    /// The origin as the operator named it.
+    /// The origin, by the name that the operator gave it.
     pub origin_name: String,
     /// The origin.
     pub origin: Arc<dyn Device>,
@@ -101,7 +101,7 @@ pub struct Volume {
     pub(crate) dirty: DirtyMap,
     dirty_count: DirtyCount,
     pub(crate) intent: Intent,
-    /// Data in the log that no flush has to commit again.
+    /// The data in the log that no flush has to commit again.
     pub(crate) committed: Committed,
     /// Latency of foreground requests on the origin.
     pub(crate) origin_latency: OriginLatency,
@@ -112,14 +112,14 @@ pub struct Volume {
     pub(crate) through: Through,
     /// Syncs of the origin, and the changes that each makes durable.
     pub(crate) syncs: Syncs,
-    /// Whether the origin can discard: 0 not tried yet, 1 it can, 2 it cannot.
+    /// Whether the origin can discard: 0 if not tried yet, 1 if it can, 2 if it cannot.
     discards: AtomicU8,
     pub(crate) discarding: Discarding,
     pub(crate) bad: BadBlocks,
     pub(crate) refused: Refused,
     /// Reads of the origin.
     pub(crate) reads: OriginReads,
-    /// The error of the last write to the origin for a client, if it failed.
+    /// The error of the last write of a client to the origin, if that failed.
     pub(crate) write_error: LastError,
     /// The sizes in which clients see the volume.
     sectors: Sectors,
@@ -223,7 +223,8 @@ impl Volume {
         self.watched.curve(self.waits.now(), self.stats.blocks())
     }
 
-    /// Switches feeding requests to the curve and the shadow caches; off only to measure the cost.
+    /// Enables or disables feeding requests to the curve and the shadow caches; disabled only to
+    /// measure the cost.
     pub fn watch(&self, on: bool) {
         self.watched.set_off(!on);
     }
@@ -233,7 +234,7 @@ impl Volume {
         simulated(&self.settings.lock(), self.sizes, self.block.bytes())
     }
 
-    /// Returns the predicted results of other settings since the present ones are in force, see
+    /// Returns the predicted results of other settings since the present ones came into force, see
     /// [`VolumeCurve::what_if`].
     pub fn what_if(&self) -> (Vec<Prediction>, (u64, u64)) {
         self.watched.what_if(self.waits.now(), self.stats.blocks())
@@ -284,7 +285,7 @@ impl Volume {
             (false, true) => {
                 self.dirty.add(block);
                 self.intent.dirtied(self.dirty.region_of(block));
-                // A block that is written through is not for writeback, unless that fails.
+                // A block that is written through is not work for writeback, unless that fails.
                 let first = self.dirty_count.add(lane.id(), || lane.now());
                 if first && (keeps_dirty(self.mode()) || self.is_ordered()) {
                     self.writeback.wanted.notify_all();
@@ -304,8 +305,8 @@ impl Volume {
         self.writeback.progress.notify_all();
     }
 
-    /// Returns the clean blocks that reclaim cannot evict, nearly: pinned ones, and those that the
-    /// share guards.
+    /// Returns the approximate number of clean blocks that reclaim cannot evict: pinned ones, and
+    /// those that the share guards.
     pub(crate) fn staying_blocks(&self) -> u64 {
         let guarded = match self.share.guarded() {
             0 => 0,
@@ -314,7 +315,8 @@ impl Volume {
         self.pins.count().max(guarded)
     }
 
-    /// Returns the number of dirty blocks. 0: no block was dirty throughout the call.
+    /// Returns the number of dirty blocks. A result of 0 means that no single block stayed dirty
+    /// for the whole call.
     pub fn dirty_blocks(&self) -> u64 {
         self.dirty_count.total_beside(&self.dirty)
     }
@@ -328,7 +330,7 @@ impl Volume {
         self.syncs.changed(self.blocks(range));
     }
 
-    /// Records a failed sync of the origin. Blocks written through stay dirty.
+    /// Records that a sync of the origin has failed. Blocks written through stay dirty.
     pub(crate) fn origin_sync_fails(&self) {
         self.syncs.fail();
         self.through.clear();
@@ -339,20 +341,20 @@ impl Volume {
         self.syncs.has_failed()
     }
 
-    /// Records that a range of the origin may be zeroes, and may have lost blocks that writeback
+    /// Records that a range of the origin may now be zeroes, and may lack blocks that writeback
     /// wrote. Blocks that were not marked clean yet stay dirty.
     pub(crate) fn origin_is_uncertain(&self) {
         self.syncs.doubt();
         self.through.clear();
     }
 
-    /// Returns whether a request zeroes a block on the origin, so that an earlier write there must
-    /// not make it clean.
+    /// Returns whether a request is zeroing a block on the origin, so that an earlier write there
+    /// must not make it clean.
     pub(crate) fn is_being_zeroed(&self, block: OriginBlock) -> bool {
         self.discarding.concerns(block)
     }
 
-    /// Returns whether the origin can discard; `None`: it has not been tried.
+    /// Returns whether the origin can discard; `None` if that was not tried.
     pub(crate) fn discards(&self) -> Option<bool> {
         match self.discards.load(Ordering::Relaxed) {
             0 => None,

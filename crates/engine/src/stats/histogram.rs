@@ -11,10 +11,10 @@ use super::{LatencySummary, bump};
 
 /// Latencies are counted in units of 64 ns.
 const UNIT_BITS: u32 = 6;
-/// The ranges of each power of two, as a power of two.
+/// Number of ranges per power of two, as a power of two.
 const PART_BITS: u32 = 5;
 const PARTS: u64 = 1 << PART_BITS;
-/// Powers of two above the first [`PARTS`] units, which have a range each.
+/// Number of powers of two above the first [`PARTS`] units, each of which has a range of its own.
 const POWERS: u64 = 29;
 const RANGES: usize = (PARTS * (POWERS + 1)) as usize;
 

@@ -1,7 +1,7 @@
 //! Rests of a volume's origin: their lengths, and the accesses that end them.
 //!
-//! Only accesses through the volume are seen. Whether a disk sleeps during a rest is decided by the
-//! disk, and by its other users.
+//! Only accesses through the volume are seen. Whether a disk really sleeps during a rest depends on
+//! the disk and on its other users.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,20 +9,21 @@ use std::time::Duration;
 use forebay_core::Nanos;
 use forebay_core::why::{Reason, WakeReason};
 
-/// An origin that has not been accessed for this long rests, and the next access is a wake-up.
-/// Disks need minutes; shorter gaps are not worth telling apart.
+/// Time without an access after which an origin counts as resting, so that the next access is a
+/// wake-up. Disks need minutes; shorter gaps are not worth distinguishing.
 pub const RESTS_AFTER: Duration = Duration::from_secs(60);
 
-/// The times are this exact, so that lanes that access the origin at once rarely write to the same
+/// Precision of the times, so that lanes that access the origin at once rarely write to the same
 /// cache line.
 const GRAIN: Duration = Duration::from_millis(1);
 
 /// The rests of one origin.
 #[derive(Default, Debug)]
 pub struct Rest {
-    /// When an access last began or ended, in nanoseconds; 0: the origin has not been accessed.
+    /// The time at which an access last began or ended, in nanoseconds; 0 if the origin has not
+    /// been accessed.
     last: AtomicU64,
-    /// The same for accesses that background writeback did not choose the time of.
+    /// The same time for accesses whose moment background writeback did not choose.
     used: AtomicU64,
     wakes: [AtomicU64; WakeReason::COUNT],
     /// The sum of all rests that have ended, in nanoseconds.
@@ -37,8 +38,8 @@ fn advance(time: &AtomicU64, now: Nanos) -> Nanos {
     before
 }
 
-/// Returns whether the time of an access was not chosen by background writeback, so that the disk
-/// is awake anyway.
+/// Returns whether background writeback did not choose the moment of an access, so that the disk is
+/// awake anyway.
 fn is_given(cause: WakeReason) -> bool {
     use WakeReason::{Flush, Read, Reclaim, Write};
     matches!(cause, Read | Write | Flush | Reclaim)
@@ -50,7 +51,7 @@ impl Rest {
         self.last.fetch_max(now.0, Ordering::Relaxed);
     }
 
-    /// Records that an access begins. `busy`: whether another one is under way.
+    /// Records that an access begins. `busy`: whether another one is in progress.
     pub(crate) fn begin(&self, now: Nanos, cause: WakeReason, busy: impl FnOnce() -> bool) {
         let rested = now.since(advance(&self.last, now));
         if is_given(cause) {
@@ -73,8 +74,7 @@ impl Rest {
         }
     }
 
-    /// Returns when the origin was last accessed at a time that background writeback did not
-    /// choose.
+    /// Returns the time of the last access whose moment background writeback did not choose.
     pub(crate) fn used(&self) -> Option<Nanos> {
         Some(Nanos(self.used.load(Ordering::Relaxed))).filter(|used| used.0 > 0)
     }
@@ -89,7 +89,7 @@ impl Rest {
         now.since(Nanos(self.last.load(Ordering::Relaxed)))
     }
 
-    /// Returns how long the origin has rested in total, with the present rest.
+    /// Returns the total time for which the origin has rested, including the present rest.
     pub fn total(&self, now: Nanos) -> Duration {
         let ended = Duration::from_nanos(self.rested.load(Ordering::Relaxed));
         let current = self.current(now);
@@ -116,7 +116,7 @@ mod tests {
         rest.begin(at(250), WakeReason::Read, || false);
         rest.begin(at(250), WakeReason::Write, || false);
         assert_eq!((rest.total(at(251)).as_secs(), rest.used()), (80, Some(at(250))));
-        // One that takes long is no rest.
+        // An access that takes long is no rest.
         rest.begin(at(400), WakeReason::Idle, || true);
         let wakes: Vec<u64> = WakeReason::ALL.iter().map(|why| rest.wakes(*why)).collect();
         assert_eq!(wakes.iter().sum::<u64>(), 1);

@@ -38,8 +38,8 @@ impl Test {
         let origin = ram(mib);
         poke(&origin, 0, &content(0, mib * MIB));
         let target = world.create(&engine, &origin, settings, alignment);
-        // Without a sync, the origin could still lose writes of an earlier run, and nothing would
-        // be filled.
+        // Without a sync the origin could still lose writes of an earlier run, so nothing would be
+        // filled.
         world.op(&target, Op::Flush, 0, 0);
         Test { world, engine, target, micros }
     }
@@ -60,7 +60,7 @@ impl Test {
 
     fn is_cached(&self, offset: u64) -> bool {
         let hits = self.target.volume().stats.totals().read_hits;
-        // Write-only mode, so that this read fills nothing.
+        // Switched to write-only mode, so that this read fills nothing.
         let before = self.target.volume().settings();
         self.set(Settings { mode: Mode::Writeonly, ..before.clone() });
         self.read(offset, 512);
@@ -77,8 +77,8 @@ impl Test {
     }
 }
 
-/// The content of the origin and of all writes: a function of the address alone, so that every read
-/// can be checked.
+/// The content of the origin and of all writes. It depends only on the address, so every read can
+/// be checked.
 fn content(offset: u64, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     for (index, sector) in bytes.chunks_mut(512).enumerate() {
@@ -211,7 +211,7 @@ fn fills_stop_at_the_write_budget_and_resume_with_time() {
     assert_eq!(test.cached_blocks(), 256);
     let why = test.why();
     assert_eq!((why.refused.write_budget, why.refused.total(), why.miss.cold), (256, 256, 512));
-    // A refused block has that as its next miss reason. Prefetches are refused too.
+    // The refusal of a block is its next miss reason. Prefetches are refused too.
     test.read(300 * BLOCK, BLOCK);
     test.world.op(&test.target, Op::Prefetch, 400 * BLOCK, 8 * BLOCK);
     assert_eq!((test.why().miss.write_budget, test.cached_blocks()), (1, 256));
@@ -237,7 +237,7 @@ fn fills_stop_at_the_write_budget_and_resume_with_time() {
     test.read(48 * MIB, 4 * BLOCK);
 }
 
-/// Returns a cache with data, half clean and half dirty, that has left the log's buffers.
+/// Returns a cache with data, half clean and half dirty, that is no longer in the log's buffers.
 fn on_the_device(settings: Settings) -> Test {
     let test = Test::new(settings);
     for step in 0..16 {

@@ -1,5 +1,5 @@
-//! Origins with bad sectors: they concern exactly the blocks that have them (invariants 11, 16, 18
-//! and 28).
+//! Origins with bad sectors: only the blocks on bad sectors are affected (invariants 11, 16, 18 and
+//! 28).
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use crate::world::{World, settings};
 const BLOCK: u64 = 4096;
 const SECTOR: u64 = 512;
 
-/// The blocks of a run that is written with one request to the origin, or nearly.
+/// Approximate number of blocks in a run that is written with one request to the origin.
 const RUN: u64 = 256;
 
 struct Bench {
@@ -40,7 +40,7 @@ impl Bench {
         Bench { world, engine, target, origin, faults }
     }
 
-    /// Writes a block with content of its own.
+    /// Writes a block with unique content.
     fn write(&self, block: u64) {
         self.world.write(&self.target, block * BLOCK, &content(block));
     }
@@ -49,7 +49,7 @@ impl Bench {
         self.world.try_read(&self.target, block * BLOCK, BLOCK as usize)
     }
 
-    /// Returns whether the origin has a block as [`Bench::write`] wrote it.
+    /// Returns whether the origin has the content of a block that [`Bench::write`] wrote.
     fn has(&self, block: u64) -> bool {
         peek(&self.origin, block * BLOCK, BLOCK as usize) == content(block)
     }
@@ -131,7 +131,7 @@ fn a_block_that_the_origin_takes_again_arrives_by_itself() {
     bench.world.advance(Duration::from_secs(600));
     let failed = bench.faults.failed() - before;
     assert!((8..=20).contains(&failed), "{failed} attempts in ten minutes");
-    // The last content arrives, although the block was refused with other content.
+    // The last content reaches the origin, although the block was refused with other content.
     bench.world.write(&bench.target, 7 * BLOCK, &[99; 4096]);
     bench.faults.heal();
     bench.world.advance(Duration::from_secs(90));
@@ -146,12 +146,12 @@ fn a_refused_block_is_named_despite_writers_elsewhere() {
     bench.damage(OpKind::Write, &[7]);
     (0..RUN).for_each(|block| bench.write(block));
     bench.drain().expect_err("block 7 is not written");
-    // Nothing else waits for it.
+    // No other block waits for it.
     (1000..1000 + RUN).for_each(|block| bench.write(block));
     let error = bench.drain().expect_err("block 7 is not written");
     assert!(error.contains("4096 bytes at 28672"), "{error}");
     assert!((1000..1000 + RUN).all(|block| bench.has(block)));
-    // A block that is no longer dirty is none that the origin refuses.
+    // A block that is no longer dirty does not count as refused by the origin.
     bench.faults.heal();
     bench.world.op(&bench.target, Op::WriteZeroes, 0, RUN * BLOCK);
     assert_eq!(bench.drain(), Ok(()));
@@ -200,7 +200,7 @@ fn a_drain_ends_the_pause_that_an_earlier_one_has_left() {
     }
 }
 
-/// The origin stays at the flush before the one whose writes it does not take.
+/// The origin stays at the flush before the one whose writes it refuses.
 #[test]
 fn order_stops_at_a_bad_sector_until_it_is_given_up() {
     let bench = Bench::new(quiet(true));
@@ -227,8 +227,8 @@ fn order_stops_at_a_bad_sector_until_it_is_given_up() {
     assert!(bench.has(7));
 }
 
-/// A block that is mended arrives, although others of its group do not, and counts as refused no
-/// longer.
+/// A repaired block is written although others of its group are not, and no longer counts as
+/// refused.
 #[test]
 fn a_mended_block_of_an_ordered_volume_is_no_longer_named() {
     let bench = Bench::new(quiet(true));
@@ -287,7 +287,8 @@ fn a_cache_is_not_filled_up_by_refused_blocks() {
 fn a_read_fails_only_if_it_includes_the_bad_sector() {
     let promoting = Settings { promote: 256 << 10, ..settings(Mode::Writeback) };
     let bench = Bench::with_blocks(promoting, BlockSize::new(16 << 10).expect("a size"), 64);
-    // The neighbourhood has one, and so has the block of the last of these.
+    // There is a bad sector in the neighbourhood, and another one in the block of the last of
+    // these.
     bench.damage(OpKind::Read, &[20, 41]);
     for block in [1, 2, 21, 22, 43] {
         assert_eq!(bench.read(block), Ok(vec![0; 4096]), "block {block}");

@@ -27,8 +27,8 @@ impl Test {
         let engine = world.new_cache(&ram(32), BlockSize::DEFAULT);
         let origin = ram(32);
         let target = world.create(&engine, &origin, settings, 0);
-        // Without a sync, the origin could still lose writes of an earlier run, and nothing would
-        // be filled.
+        // Without a sync the origin could still lose writes of an earlier run, so nothing would be
+        // filled.
         world.op(&target, Op::Flush, 0, 0);
         Test { world, engine, target, origin }
     }
@@ -82,7 +82,7 @@ fn a_paused_volume_has_drained_and_passes_through() {
         test.set(Caching::Paused);
         test.world.drain(&test.engine).expect("drained");
         assert_eq!((test.target.volume().dirty_blocks(), test.below(0, 8)), (0, vec![1; 8]));
-        // Cached copies that are written leave; the others stay, and are not used.
+        // Written blocks leave the cache; the others stay, and are not used.
         test.write(2, 4, 2);
         assert_eq!(test.below(0, 8), [1, 1, 2, 2, 2, 2, 1, 1], "{mode}");
         let hits = test.hits();
@@ -126,8 +126,8 @@ fn a_frozen_volume_serves_and_updates_blocks_but_admits_none() {
         test.read(0, 8);
         test.world.op(&test.target, Op::Prefetch, 8 * BLOCK, 8 * BLOCK);
         assert_eq!(test.cached(), 2, "{mode}: reads fill nothing");
-        // Part of a block, at once and as requests with more than one block, cached ones among
-        // them.
+        // A part of a block, written at once; and requests with several blocks, some of them
+        // cached.
         test.world.write(&test.target, 5 * BLOCK + 512, &[9; 512]);
         assert_eq!(test.target.write_now(6 * BLOCK, &[7; LEN]), None, "it has to go around");
         test.write(0, 5, 2);

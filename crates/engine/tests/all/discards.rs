@@ -1,4 +1,4 @@
-//! Discards over blocks that only the cache has.
+//! Discards of blocks that only the cache has.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ impl Bench {
         self.target = self.world.attach(&self.engine, &self.origin);
     }
 
-    /// Returns the first byte of a block, all of whose bytes are equal.
+    /// Returns the first byte of a block, whose bytes are all equal.
     fn read(&self, block: u64) -> u8 {
         let data = self.world.read(&self.target, block * BLOCK as u64, BLOCK);
         assert!(data.iter().all(|byte| *byte == data[0]), "a mixture");
@@ -75,7 +75,7 @@ fn dirty_blocks_are_taken_away_and_no_zeroes_are_written() {
         bench.world.op(&bench.target, op, MIB / 2, MIB);
         assert_eq!(bench.written(), (logged, 0, 256), "{op:?}");
         assert_eq!(*ops.lock(), ["discard", "sync"], "{op:?}");
-        // Nothing is left for another one to do.
+        // A second request finds nothing to do.
         bench.world.op(&bench.target, op, MIB / 2, MIB);
         assert_eq!(*ops.lock(), ["discard", "sync", "discard"], "{op:?}");
         for crash in [false, true] {
@@ -100,7 +100,7 @@ fn blocks_only_in_the_log_stay_until_the_zeroes_are_durable() {
     bench.world.advance(Duration::from_secs(3));
     assert!(bench.world.done(tag).is_none());
     assert_eq!(bench.written().2, 512);
-    // The origin may lose the zeroes in a power failure, and has older data then.
+    // The origin may lose the zeroes in a power failure, and then has older data.
     bench.faults.heal();
     bench.crash();
     assert_eq!([0, 255, 256].map(|block| bench.read(block)), [1; 3]);
@@ -147,8 +147,8 @@ fn the_origin_is_not_zeroed_below_a_version_not_yet_durable() {
     }
 }
 
-/// Writeback has written the blocks to the origin, and waits for a sync. Then a discard fails,
-/// which leaves the content of the origin unknown.
+/// Writeback has written the blocks to the origin and waits for a sync. Then a discard fails, which
+/// leaves the content of the origin unknown.
 #[test]
 fn a_discard_that_fails_has_writeback_write_again() {
     let bench = bench();
@@ -169,12 +169,12 @@ fn a_discard_that_fails_has_writeback_write_again() {
     assert_eq!(bench.read(0), 1);
 }
 
-/// Writeback has written the blocks to the origin, and its sync ends while a discard of half of
-/// them is under way there.
+/// Writeback has written the blocks to the origin, and its sync ends while half of them are being
+/// discarded there.
 #[test]
 fn writeback_cleans_no_block_that_is_being_zeroed() {
     let mut bench = bench();
-    // So that the origin need not be asked whether it can.
+    // This shows that the origin can discard, so that it need not be tried later.
     bench.world.op(&bench.target, Op::Discard, 4 * MIB, MIB);
     bench.faults.hang(&[OpKind::Sync, OpKind::Discard]);
     let engine = bench.engine.clone();

@@ -1,4 +1,4 @@
-//! Drains of volumes whose clients go on writing, and whose origin does not take everything.
+//! Drains of volumes whose clients continue to write, and whose origin refuses some writes.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -43,8 +43,8 @@ impl Bench {
         self.faults.observe(move |_| clock.pass(Duration::from_millis(3)));
     }
 
-    /// Lets time pass while a client rewrites blocks that are far from each other, until `ended` or
-    /// ten seconds are over.
+    /// Advances time while a client rewrites blocks that are far from each other, until `ended`
+    /// returns true or for ten seconds.
     fn rewrite_until(&self, ended: impl Fn() -> bool) {
         for round in 0..1000 {
             if ended() {
@@ -87,7 +87,7 @@ fn a_drain_gives_up_a_refused_range_despite_writes_elsewhere() {
     assert!(error.message.contains("cannot be written back"), "{error:?}");
 }
 
-/// Lets time pass until a drain has ended, for 20 seconds at most.
+/// Advances time until a drain has ended, for 20 seconds at most.
 fn end_of(bench: &Bench) -> Result<(), EngineError> {
     let drained = bench.start(|engine| async move { engine.drain("data", |_| Ok(())).await });
     for _ in 0..2000 {
@@ -105,7 +105,7 @@ fn a_failed_sync_after_many_failures_does_not_end_a_drain() {
     bench.faults.fail(&[OpKind::Write]);
     // Several syncs of the origin; the first fails.
     (0..2000).for_each(|block| _ = bench.write(2 * block));
-    // The pauses between attempts grow to seconds meanwhile.
+    // The pauses between attempts grow to seconds during this.
     (0..2).for_each(|_| _ = end_of(&bench).expect_err("nothing is written"));
     bench.faults.heal();
     let failed = bench.faults.failed();
@@ -173,13 +173,13 @@ fn after_a_doubt_only_what_was_sent_before_it_is_written_again() {
     while seen.lock().len() < 200 {
         bench.world.advance(Duration::from_millis(1));
     }
-    // A failed discard leaves unknown content there, also of earlier writes.
+    // A failed discard leaves unknown content in the range, including earlier writes.
     let range = discarded * BLOCK..(discarded + 1) * BLOCK;
     bench.faults.fail_next(OpKind::Discard, range.clone(), 1);
     bench.faults.fail_next(OpKind::Write, range.clone(), 1);
     let failed = bench.world.outcome(&bench.target, Op::Discard, range.start, BLOCK, None);
     assert!(failed.is_err() && !has_ended(&drained));
-    // Those that were under way then count as sent before.
+    // Writes in flight count as sent before.
     let doubt = seen.lock().len() + 128;
     while !has_ended(&drained) {
         bench.world.advance(Duration::from_millis(100));

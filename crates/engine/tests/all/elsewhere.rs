@@ -1,4 +1,4 @@
-//! An origin that was written elsewhere while its volume was stopped, where no sample lies.
+//! An origin that was written by others while its volume was stopped, at places without samples.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use crate::world::{World, settings};
 const SIZE: u64 = 48 << 20;
 /// A page that no sample covers.
 const PLACE: u64 = (5 << 20) + (64 << 10);
-/// Another one, which is dirty if anything is.
+/// Another page without a sample; it is the dirty one if there is one.
 const DIRTY: u64 = 7 << 20;
 
 const WAS: &str = "file 1 7 50331648 100 100";
@@ -46,7 +46,7 @@ impl Pair {
             world.write(&target, DIRTY, &[7; 4096]);
         }
         world.op(&target, Op::Flush, 0, 0);
-        // A flush leaves fills alone; they are to survive a crash here.
+        // A flush does not make fills durable; here they must survive a crash.
         let inner = engine.clone();
         world.block_on(async move { inner.settle().await }).expect("settled");
         match orderly {
@@ -91,7 +91,8 @@ fn content(world: &World, engine: &Rc<EngineLane>, place: u64) -> Vec<u8> {
     world.read(&engine.target("data").expect("attached"), place, 4096)
 }
 
-/// Dirty again, these blocks could not be compared, and would overwrite others' writes.
+/// If these blocks were dirty again, they could not be compared, and would overwrite writes of
+/// others.
 #[test]
 fn drained_blocks_are_clean_after_a_crash() {
     let (world, pair) = (World::new(), Pair { cache: ram(16), disk: ram(SIZE >> 20) });
@@ -125,7 +126,7 @@ fn evidence_reveals_writes_that_no_sample_covers() {
         let (world, engine, volume) = pair.start(now, false, false).expect("nothing is dirty");
         let check = volume.checked.get().expect("known");
         assert_eq!((&check.verdict, check.dropped > 0), (&verdict, was_changed), "{now}");
-        // Content is compared only where there is doubt.
+        // The content is compared only in case of doubt.
         assert_eq!(check.compared > 0, matches!(verdict, Verdict::Unclear(_)), "{now}");
         let first = if was_changed { 0x55 } else { 0 };
         assert_eq!(content(&world, &engine, PLACE)[0], first, "{now}");
@@ -140,7 +141,7 @@ fn evidence_reveals_writes_that_no_sample_covers() {
 fn evidence_counts_for_one_stop_only() {
     let pair = Pair::used(WAS, true, true);
     let (world, engine, _) = pair.start(WAS, false, false).expect("unchanged");
-    // It crashes: our own writes may have changed the file since.
+    // A crash: our own writes may have changed the file since.
     world.lane.abandon();
     drop(engine);
     let now = "file 1 7 50331648 150 150";
@@ -211,7 +212,7 @@ fn a_lost_last_record_shows_by_a_clean_block_that_came_back() {
         assert_eq!(peek(&pair.disk, PLACE, 4096), [0; 4096]);
         world.lane.abandon();
         // The record that forgets the block was synced before the origin changed. No later record
-        // confirms it, so recovery takes it for torn, and the block comes back.
+        // confirms it, so recovery takes it for torn, and the block returns.
         rot_last_record(&pair.cache);
         let started = match pair.start("", false, false) {
             Err(refused) if dirty => {
@@ -233,7 +234,7 @@ fn a_lost_last_record_shows_by_a_clean_block_that_came_back() {
 
 #[test]
 fn verification_drops_only_blocks_that_differ() {
-    // The system is mistaken, or tells nothing: the content decides.
+    // The system's evidence is wrong or missing, so the content decides.
     for now in [WAS, "file 1 7 50331648 101 101", ""] {
         let pair = Pair::used(WAS, false, true);
         let places = [PLACE - (200 << 10), PLACE, PLACE + (100 << 10)];
@@ -248,7 +249,7 @@ fn verification_drops_only_blocks_that_differ() {
             assert_eq!(content(&world, &engine, place)[0], 0x55);
         }
     }
-    // With dirty data nothing is dropped, unless forced; then dirty blocks are kept.
+    // With dirty data nothing is dropped unless forced; then dirty blocks are kept.
     let pair = Pair::used(WAS, true, true);
     pair.start("", false, true).expect("nothing differs");
     let pair = Pair::used(WAS, true, true);

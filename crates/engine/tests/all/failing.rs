@@ -61,7 +61,7 @@ impl Case {
     }
 
     fn crash(&mut self) {
-        // A new world on the same devices; the old world's lanes never run again.
+        // A new world on the same devices; the lanes of the old world never run again.
         let world = World::new();
         self.world = world;
     }
@@ -199,7 +199,7 @@ fn a_dead_device_costs_exactly_what_only_it_had() {
     case.crash();
     case.reopen(false).expect("all is well");
     case.cache_faults.fail(&ALL);
-    // This write reveals that the device is dead.
+    // This write shows that the device is dead.
     assert_eq!(case.write(20, 5).and(case.flush()), Err(IoError::Io));
     let began = case.world.lane.now();
     for block in 0..64 {
@@ -221,7 +221,7 @@ fn a_dead_device_costs_exactly_what_only_it_had() {
     assert_eq!(case.delete(false), Err(EngineErrorKind::Failed));
     assert_eq!(case.read(30), Ok(6), "a command that failed has changed something");
     assert_eq!(case.stop(), Err(EngineErrorKind::DataAtRisk));
-    // The device comes back with its old content.
+    // The device returns with its old content.
     case.crash();
     case.cache_faults.heal();
     case.reopen(false).expect("all that was dirty is there");
@@ -319,7 +319,8 @@ fn a_hung_cache_device_holds_up_no_request_that_can_avoid_it() {
         }
         case.cache_faults.hang(&ALL);
         let began = case.world.lane.now();
-        // The first request starts an operation that hangs; it and the following ones still end.
+        // The first request starts an operation that hangs; it and the following requests still
+        // end.
         assert_eq!(case.write(0, 2), Ok(()), "{mode}");
         assert_eq!(case.read(0), Ok(2), "{mode}");
         assert_eq!(case.read(9), Ok(1), "{mode}");
@@ -381,8 +382,7 @@ fn an_origin_is_recognised_after_the_cache_device_has_hung() {
     case.cache_faults.heal();
     let taken_back = || !case.book.note_of("data").is_some_and(|note| note.distrusted);
     case.world.run(|| (!case.engine.cache.health().is_hung() && taken_back()).then_some(()));
-    // The samples are no longer kept, so these writes to the origin do not update the cache device
-    // first.
+    // The samples are given up, so these writes to the origin do not update the cache device first.
     for block in (0..3072).step_by(8) {
         assert_eq!(case.write(block, 2), Ok(()));
     }
@@ -482,7 +482,7 @@ fn writes_to_a_full_log_still_reach_log_and_origin() {
     }
 }
 
-/// The age of groups left by an earlier run is unknown: it counts from the start.
+/// The age of groups from an earlier run is unknown, so it counts from the start.
 #[test]
 fn groups_of_an_earlier_run_do_not_make_later_ones_old() {
     let mut case = Case::with(Mode::Writeback, |settings| {

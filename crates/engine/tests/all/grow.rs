@@ -21,8 +21,8 @@ enum Last {
     PartlyDirty,
 }
 
-/// Returns cache, disk and expected content of a used volume on the first [`OLD`] bytes of a disk,
-/// which has data behind them too.
+/// Returns cache, disk and expected content of a used volume on the first [`OLD`] bytes of a disk
+/// that has further data.
 fn used(last: Last, alignment: u64, orderly: bool) -> (Arc<dyn Device>, Arc<dyn Device>, Vec<u8>) {
     used_by(last, alignment, orderly, false)
 }
@@ -107,7 +107,7 @@ fn a_grown_origin_is_taken_over_with_what_is_behind_the_old_end() {
 }
 
 /// The origin of an ordered volume gets the versions of a block one after the other, in the order
-/// of their records, and each includes a tail past the old end that no client wrote.
+/// of their records. Each includes a tail beyond the old end that no client wrote.
 #[test]
 fn an_ordered_origin_grows_when_it_has_its_last_block() {
     for alignment in [0, 512] {
@@ -130,7 +130,7 @@ fn an_ordered_origin_grows_when_it_has_its_last_block() {
     }
 }
 
-/// The index holds blocks of the other volume before and behind the range that grows.
+/// The index has blocks of the other volume before and after the range that grows.
 #[test]
 fn a_volume_grows_in_a_cache_that_serves_another() {
     for last in [Last::Absent, Last::Clean, Last::Dirty, Last::PartlyDirty] {
@@ -163,7 +163,7 @@ fn a_volume_grows_in_a_cache_that_serves_another() {
     }
 }
 
-/// Requests of its last run may still put blocks where the volume was.
+/// Requests of the volume's last run may still insert blocks at its old addresses.
 #[test]
 fn an_unmovable_volume_keeps_its_size_and_refuses_to_shrink() {
     let (cache, disk, model) = used(Last::Dirty, 0, false);
@@ -182,8 +182,8 @@ fn an_unmovable_volume_keeps_its_size_and_refuses_to_shrink() {
     assert_eq!(refused.kind, EngineErrorKind::Refused);
 }
 
-/// A fill of the neighbourhood of the last block ends where the volume does, also if its origin
-/// goes on: addresses behind it belong to the next volume of the cache.
+/// A fill of the neighbourhood of the last block ends at the end of the volume even if the origin
+/// is larger, because the following addresses belong to the next volume of the cache.
 #[test]
 fn a_fill_at_the_end_stays_within_the_volume() {
     let (cache, disk, model) = used(Last::Absent, 0, true);

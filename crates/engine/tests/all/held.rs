@@ -10,8 +10,8 @@ use forebay_testkit::{OpKind, peek};
 use crate::world::settings;
 use crate::world::two::*;
 
-/// Held versions cannot be moved: each keeps a whole segment, and their volume's writers may not
-/// take all segments.
+/// Held versions cannot be moved: each keeps a whole segment, and the writers of their volume must
+/// not take all segments.
 #[test]
 fn held_versions_for_a_hung_origin_leave_room_to_others() {
     let mut ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
@@ -42,8 +42,8 @@ fn held_versions_for_a_hung_origin_leave_room_to_others() {
     assert!(answered(&two, waits.expect("it waits")), "it goes on when the origin is back");
 }
 
-/// Blocks in a segment with a held version stay as long as it does, so they count as dirty for the
-/// watermarks.
+/// Blocks in a segment with a held version stay as long as the version, so they count as dirty for
+/// the watermarks.
 #[test]
 fn few_held_versions_in_many_segments_are_written_back_soon() {
     let mut ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
@@ -52,7 +52,7 @@ fn few_held_versions_in_many_segments_are_written_back_soon() {
     (ordered.cache_dirty_high, ordered.cache_dirty_low) = (40, 10);
     let two = two(16, ordered, settings(Mode::Writethrough));
     let dirty = || two.a.volume().dirty_blocks();
-    // One held version in each segment; the others were replaced before any flush.
+    // One held version per segment; the other versions were replaced before any flush.
     let write = |segments: std::ops::Range<u64>| {
         for number in segments {
             two.world.write(&two.a, number * 4096, &pattern(number));
@@ -66,8 +66,8 @@ fn few_held_versions_in_many_segments_are_written_back_soon() {
     assert!(dirty() < 20, "{} are dirty", dirty());
 }
 
-/// An origin that fails a few writes of each attempt would never take a group that is written as a
-/// whole each time.
+/// An origin that fails a few writes of each attempt would never accept a group that is repeated as
+/// a whole.
 #[test]
 fn only_those_writes_of_a_group_are_repeated_that_failed() {
     let ordered = Settings { ordered: true, ..settings(Mode::Writeback) };
@@ -83,7 +83,7 @@ fn only_those_writes_of_a_group_are_repeated_that_failed() {
         two.faults.fail_next(OpKind::Write, range, times);
     }
     assert!(two.drain_a().is_ok());
-    // The counter has those that were carried out.
+    // The counter includes only writes that were executed.
     assert_eq!(two.faults.writes() - before, 100);
     for block in blocks() {
         assert_eq!(peek(&two.origin_of_a, block * 4096, 4096), pattern(block), "block {block}");
@@ -111,8 +111,8 @@ fn a_volume_that_cannot_be_put_in_order_leaves_room_to_others() {
     two.faults.heal();
 }
 
-/// Puts `a` in order with a version in nearly every segment and an origin that takes none, so that
-/// `b` has no free space except the reserve.
+/// Puts `a` in order with a version in nearly every segment and an origin that accepts none, so
+/// that `b` has no free space except the reserve.
 fn starve(two: &Two) {
     for number in 0..70 {
         two.world.write(&two.a, number * 4096, &pattern(number));
@@ -139,7 +139,8 @@ fn a_stopped_volume_with_held_versions_stops_no_other() {
         starve(&two);
         two.set("b", settings(mode));
         let _ = two.stop("a");
-        // Of many blocks each, so that the room ends within one; some of them over dirty ones.
+        // Requests of many blocks, so that the space ends within one of them; some overwrite dirty
+        // blocks.
         let long = |first: u64| (first..first + 64).flat_map(pattern).collect::<Vec<u8>>();
         for number in 0..60 {
             let (block, data) = (number * 32, long(number * 32));

@@ -1,5 +1,5 @@
-//! Requests for long ranges in which little or nothing is cached. Were each block looked up, these
-//! tests would not end.
+//! Requests for long ranges in which little or nothing is cached. If each block were looked up,
+//! these tests would not end.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn create(world: &World, origin: &Arc<dyn Device>, mode: Mode) -> (Rc<EngineLane
     (engine, target)
 }
 
-/// Returns the states of all of a volume, joined, and in how many answers they came.
+/// Returns the states of a whole volume, joined, and the number of answers that they took.
 fn map(target: &dyn BlockService) -> (Vec<StateExtent>, u64) {
     let (mut states, mut at, mut answers) = (Vec::new(), 0, 0);
     while at < target.size() {

@@ -24,7 +24,7 @@ fn lazy() -> Settings {
     Settings { writeback: Laziness::Lazy, ..settings(Mode::Writeback) }
 }
 
-/// A volume whose origin has been left alone for some minutes.
+/// A volume whose origin has not been accessed for some minutes.
 fn bench(settings: Settings) -> Bench {
     let world = World::new();
     let (cache, origin): (Arc<dyn Device>, _) = (ram(16), ram(32));
@@ -58,14 +58,14 @@ impl Bench {
     }
 }
 
-/// Nothing else accesses the origin of an idle volume either, in both orders of writeback.
+/// Background tasks do not access the origin of an idle volume either, in both orders of writeback.
 #[test]
 fn dirty_blocks_are_left_alone_for_hours() {
     for ordered in [false, true] {
         let bench = bench(Settings { ordered, ..lazy() });
         let before = bench.accesses();
         for minute in 0..6 * 60 {
-            // A log that grows, and is flushed.
+            // A log that grows and is flushed.
             bench.dirty(minute % 7 * 100..minute % 7 * 100 + 2);
             bench.world.op(&bench.target, Op::Flush, 0, 0);
             bench.world.advance(MINUTE);
@@ -127,7 +127,7 @@ fn a_write_around_the_cache_is_followed_by_a_sweep_too() {
     assert_eq!((wake.write, wake.total()), (1, 1), "{wake:?}");
 }
 
-/// A log that is appended to is a long stream after a while, whose writes must not wake the disk.
+/// Appends to a log form a long stream after a while, and its writes must not wake the disk.
 #[test]
 fn long_streams_bypass_the_cache_only_while_the_disk_is_awake() {
     let bench = bench(Settings { sequential_cutoff: 64 << 10, ..lazy() });

@@ -142,7 +142,8 @@ fn strict_writes_are_durable_without_a_flush() {
     assert_eq!(world.read(&target, 8192 + 512, 1024), [3; 1024]);
 }
 
-/// A shifted grid may have one block more; it must not be the next volume's first one.
+/// A shifted grid may have one additional block, which must not be the first one of the next
+/// volume.
 #[test]
 fn volumes_side_by_side_have_their_own_first_and_last_blocks() {
     for alignment in [0, 512, 3584] {
@@ -207,7 +208,7 @@ fn a_checkpoint_names_the_volumes_of_a_large_index() {
     assert!(is_due());
     pass();
     assert!(!is_due());
-    // It is due from then on, and may have been written before this ends.
+    // The block may be written from then on, and may have been written before this ends.
     create("b");
     pass();
     assert!(!is_due());

@@ -1,5 +1,5 @@
-//! The top of a volume's stack: clients get the rate that the limits allow, from whatever tier, and
-//! no service once another machine has the origin.
+//! The top of a volume's stack: clients get the rate that the limits allow, whichever tier serves
+//! them, and no service once another machine has taken over the origin.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Test {
         self.tag
     }
 
-    /// Reads as a front end does: at once where that is possible.
+    /// Reads like a front end, at once if possible.
     fn read(&mut self, len: u64) {
         let mut into = vec![0; len as usize];
         match self.top.read_now(0, &mut into) {
@@ -162,7 +162,8 @@ fn a_volume_whose_origin_was_taken_over_serves_nothing() {
     assert!(dirty > 0, "nothing could be written late");
     faults.fence();
     let writes = faults.writes();
-    // It is noticed within a second, and the turn of the last one that waits comes after that.
+    // The take-over is noticed within a second, and the turn of the last waiting request comes
+    // after that.
     assert_eq!(test.world.wait(waiting[4]).result, Err(IoError::Io));
     assert_eq!(test.top.read_now(0, &mut [0; BLOCK as usize]), Some(Err(IoError::Io)), "a hit");
     assert_eq!(test.top.write_now(0, &[1; BLOCK as usize]), Some(Err(IoError::Io)));
@@ -202,7 +203,7 @@ fn client_requests_are_recorded_only_while_recording_is_on() {
     let first =
         [(Op::Write, 512), (Op::Write, BLOCK), (Op::Discard, 1 << 19), (Op::Discard, BLOCK)];
     assert_eq!(kinds[..4], first);
-    // Each once, whether it was answered at once or had to wait for its turn.
+    // Each request is recorded once, whether it was answered at once or waited for its turn.
     assert_eq!(kinds[4..], [(Op::Read, 2 * BLOCK); 100]);
     let times = found.iter().map(|request| request.time);
     assert!(times.clone().is_sorted() && times.into_iter().all(|time| time >= begun));

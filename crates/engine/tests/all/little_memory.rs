@@ -1,4 +1,4 @@
-//! A cache that opens under a memory limit opens after a crash as well.
+//! A cache that opens under a memory limit also opens after a crash.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::world::{World, settings};
 
 const BLOCK: u64 = 4096;
 
-/// A copy of the device, so that each attempt finds the state after the crash.
+/// Returns a copy of the device, so that each attempt finds the state after the crash.
 fn copy(device: &Arc<dyn Device>) -> Arc<dyn Device> {
     let copy = ram(device.size() >> 20);
     poke(&copy, 0, &peek(device, 0, device.size() as usize));

@@ -1,5 +1,5 @@
-//! Tests of the engine on devices in RAM, in virtual time. One program, because each takes as long
-//! to build.
+//! Tests of the engine on devices in RAM, in virtual time. They are one program, because each
+//! program takes as long to build.
 
 mod admission;
 mod bad_sectors;

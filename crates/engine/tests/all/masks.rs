@@ -146,7 +146,7 @@ fn a_write_waiting_for_the_rest_of_its_block_ends_at_a_stop() {
     assert!(case.world.done(tag).is_none());
     faults.heal();
     assert_eq!(case.world.wait(tag).result, Err(IoError::ShuttingDown));
-    // The note lists everything that only the cache has: nothing, because the write was not
+    // The note lists everything that only the cache has: nothing here, because the write was not
     // acknowledged.
     assert_eq!(book.note_of("data").expect("a note").dirty, []);
     let target = case.world.attach(&engine, &origin);
@@ -175,7 +175,7 @@ fn ordered_writers_wait_for_the_origin_when_memory_is_short() {
     assert!((1000..1500).contains(&most), "{most} versions are held");
     assert_eq!(memory.0.used(MemoryUse::Background), before);
     case.check(&target);
-    // With more memory more versions are held; it is released afterwards.
+    // With more memory, more versions are held; their memory is released afterwards.
     memory.1.clear();
     for (number, block) in case.content.chunks(4096).enumerate() {
         case.world.write(&target, number as u64 * 4096, block);

@@ -1,5 +1,5 @@
-//! Volumes that share a cache: one that is stopped, or whose origin hangs or fails, does not hold
-//! up the others.
+//! Volumes that share a cache: one that is stopped, or whose origin hangs or fails, does not block
+//! the others.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -64,8 +64,8 @@ fn write_both(two: &Two, blocks: u64, flush_every: u64) {
     }
 }
 
-/// Asserts that `b`, beside a stopped volume with `waiting` blocks not yet on its origin, has at
-/// least this share of the hits that it has alone on a cache smaller by as much.
+/// Asserts that `b`, next to a stopped volume with `waiting` blocks not yet on its origin, has at
+/// least this share of the hits that it has alone on a cache that is smaller by as much.
 fn assert_rest_is_usable(two: &Two, cache: u64, waiting: u64, share: f64) {
     let blocks = cache * MIB / 4096;
     let hits = storm(&two.world, &two.b, blocks, blocks * 16, 2);
@@ -127,7 +127,7 @@ fn a_stopped_ordered_volume_holds_only_waiting_versions() {
     assert_rest_is_usable(&two, CACHE, held, 0.90);
 }
 
-/// Fills the cache with dirty blocks of a volume whose origin hangs, as far as possible.
+/// Fills the cache with as many dirty blocks as possible of a volume whose origin hangs.
 fn fill(two: &Two) -> u64 {
     two.faults.hang(&OpKind::ALL);
     for block in 0..8000 {
@@ -158,7 +158,7 @@ fn a_neighbour_that_is_all_dirty_leaves_a_way() {
 
 /// Fills a cache with clean blocks of `b`, guarded as far as possible, and dirty blocks of `a`,
 /// which is stopped. `dirty_first`: the number of dirty blocks that are written before those of `b`
-/// are read; if 0, as many as find room are written afterwards.
+/// are read; if 0, as many as fit are written afterwards.
 fn guard_beside_dirty(guard: (u8, Range<u64>), dirty_first: u64, ordered: bool) -> Two {
     let all_dirty = Settings {
         dirty_high: 95,
@@ -192,7 +192,7 @@ fn guard_beside_dirty(guard: (u8, Range<u64>), dirty_first: u64, ordered: bool) 
     two
 }
 
-/// The rest of the cache is pinned, or guarded by a share: nothing else can leave.
+/// The rest of the cache is pinned or guarded by a share, so nothing else can leave.
 #[test]
 fn a_dirty_neighbour_leaves_room_beside_bound_blocks() {
     for guard in [(60, 0..0), (0, 6690..8190)] {
@@ -227,7 +227,7 @@ fn a_hung_origin_holds_up_no_commit_of_others() {
     let two = two(16, settings(Mode::Writethrough), settings(Mode::Writeback));
     two.faults.hang(&[OpKind::Sync]);
     two.world.write(&two.a, 0, &pattern(0));
-    // A change that only the origin has, so that upkeep syncs it.
+    // A change that only the origin has, so that upkeep syncs the origin.
     two.world.op(&two.a, Op::WriteZeroes, MIB, MIB);
     two.world.advance(Duration::from_secs(3));
     two.world.write(&two.b, 0, &pattern(1));
@@ -373,7 +373,7 @@ fn a_stop_and_a_drain_before_a_hung_origin_end() {
     assert!(error.to_string().contains("answered"), "{error}");
     assert!(two.world.lane.now().since(before) < LONG);
     assert!(two.engine.cache.volume("a").is_none(), "it is stopped all the same");
-    // Acknowledged data is there the next time.
+    // Acknowledged data is present after the next start.
     two.faults.heal();
     two.world.wait(read);
     let a = two.attach_a();
@@ -423,7 +423,7 @@ fn a_write_through_a_full_log_is_acknowledged_by_the_origin() {
         let (origin, faults) = world.faulty(ram(32));
         let a = world.create_as(&engine, "a", &origin, settings(Mode::Writeback), 0);
         faults.hang(&OpKind::ALL);
-        // Until nothing more can be appended.
+        // Repeat until nothing more can be appended.
         let mut number = 0;
         loop {
             let data = pattern(number);
@@ -434,7 +434,7 @@ fn a_write_through_a_full_log_is_acknowledged_by_the_origin() {
             number += 1;
         }
         world.set_as(&engine, "a", settings(Mode::Writethrough)).expect("set");
-        // Of the same block, so that one replaces the other in the log.
+        // Both write the same block, so that one replaces the other in the log.
         let (block, tags) = (8000, [1_000_000, 1_000_001]);
         let sink: Rc<dyn CompletionSink> = world.sink.clone();
         for tag in tags {

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::world::{Book, World, settings};
 
-/// A ledger whose notes become durable when the test says so.
+/// A ledger whose notes become durable when the test allows it.
 #[derive(Default)]
 struct SlowBook {
     book: Book,
@@ -37,7 +37,7 @@ impl Ledger for SlowBook {
     }
 }
 
-/// The first flush starts the note. The second has nothing to add to it, but must not be answered
+/// The first flush starts the note. The second one adds nothing to it, but must not be answered
 /// before that note is durable either.
 #[test]
 fn every_flush_waits_for_the_note_of_its_regions() {
@@ -145,20 +145,22 @@ fn no_flush_waits_for_a_late_note_for_more_than_a_second() {
         assert_eq!(done.result, Ok(()));
     };
     world.write(&target, 0, &[1; 4096]);
-    // The first one waits for a second, and those behind it for the same second.
+    // The first flush waits for a second, and the later ones for the same second.
     let both = [(); 2].map(|()| world.submit(&target, Op::Flush, 0, 0, None));
     world.advance(Duration::from_millis(900));
     assert!(both.iter().all(|flush| world.done(*flush).is_none()), "they wait for the note");
     world.advance(Duration::from_millis(200));
     both.iter().for_each(|flush| assert_eq!(world.wait(*flush).result, Ok(())));
-    // Another region. No task waits for a ledger that is known not to answer, and no notes pile up.
+    // Another region. No task waits for a ledger that is known not to answer, and notes do not
+    // accumulate.
     world.write(&target, 8 << 20, &[2; 4096]);
     (0..10).for_each(|_| flush(Duration::from_millis(10)));
     assert_eq!(book.complete_all(), 1, "one note was begun");
     let has =
         |at: u64| book.note_of("data").expect("a note").dirty.iter().any(|it| it.contains(&at));
     assert!(has(0) && !has(8 << 20));
-    // The ledger answers again: the next note includes the skipped regions, and is waited for.
+    // The ledger answers again: the next note includes the skipped regions, and flushes wait for
+    // it.
     world.write(&target, 0, &[3; 4096]);
     let next = world.submit(&target, Op::Flush, 0, 0, None);
     world.advance(Duration::from_millis(100));

@@ -1,4 +1,4 @@
-//! An origin that was replaced or written elsewhere, after an orderly stop and after a crash.
+//! An origin that was replaced, or written by others, after an orderly stop and after a crash.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -68,8 +68,8 @@ fn sampled() -> u64 {
 }
 
 impl Pair {
-    /// Creates a volume that has cached the data around [`sampled`], with a dirty block elsewhere
-    /// if `dirty`, in a process that ended in order or crashed.
+    /// Creates a volume that has cached the data around [`sampled`], with a dirty block at another
+    /// place if `dirty`, in a process that ended in order or crashed.
     fn used(dirty: bool, orderly: bool) -> Pair {
         Self::used_on(ram(SIZE >> 20), dirty, orderly)
     }
@@ -78,7 +78,7 @@ impl Pair {
     fn used_on(disk: Arc<dyn Device>, dirty: bool, orderly: bool) -> Pair {
         let world = World::new();
         let pair = Pair { cache: ram(8), disk };
-        // Told from other disks by its content.
+        // The content distinguishes it from other disks.
         change(&pair.disk, sample_places(SIZE)[90], 0x33);
         let engine = world.new_cache(&pair.cache, BlockSize::DEFAULT);
         let mut settings = settings(Mode::Writeback);
@@ -118,8 +118,8 @@ impl Pair {
     }
 }
 
-/// As the superblock of ext4: a CRC32C is behind the data that it covers, so that a CRC32C of both
-/// together is always the same.
+/// Like the superblock of ext4: a CRC32C follows the data that it covers, so a CRC32C over both is
+/// constant.
 #[test]
 fn a_changed_superblock_with_its_crc_is_noticed_after_a_crash() {
     let superblock = |mounts: u8| {
@@ -159,7 +159,7 @@ fn writes_elsewhere_to_an_origin_are_noticed_after_a_crash() {
         let (world, engine, target) = pair.start(&disk, true).expect("forced");
         assert_eq!(world.read(&target, sampled(), 4096), [0x55; 4096]);
         assert_eq!(world.read(&target, 1 << 20, 4096), [7; 4096]);
-        // Once forced, the origin is accepted from then on.
+        // After it was forced once, the origin is accepted from then on.
         world.close(&engine).expect("closed");
         assert!(pair.start(&disk, false).is_ok());
     }
@@ -167,13 +167,14 @@ fn writes_elsewhere_to_an_origin_are_noticed_after_a_crash() {
 
 #[test]
 fn an_origin_that_another_volume_used_is_noticed() {
-    // Of a page that no sample covers.
+    // A page without a sample.
     let place = 5 << 20;
     assert!(!sample_places(SIZE).iter().any(|sample| sample.abs_diff(place) < 4096));
     for (orderly, dirty) in [(true, false), (true, true), (false, false), (false, true)] {
         let pair = Pair::used(dirty, orderly);
         let holder = Holder::default();
-        // The volume is from a time without claims, and makes one; then it is known as its own.
+        // The volume is from a version without claims, and makes one; after that it recognises its
+        // own claim.
         for _ in 0..2 {
             let (world, engine, target) =
                 pair.start(&with_holder(&pair.disk, &holder), false).expect("its own");
@@ -186,7 +187,7 @@ fn an_origin_that_another_volume_used_is_noticed() {
                 world.lane.abandon();
             }
         }
-        // Another volume has it for a while.
+        // Another volume uses the origin for a while.
         let (world, cache) = (World::new(), ram(8));
         let engine = world.new_cache(&cache, BlockSize::DEFAULT);
         let through = settings(Mode::Writethrough);
@@ -211,23 +212,23 @@ fn an_origin_that_another_volume_used_is_noticed() {
 #[test]
 fn another_device_is_refused_whatever_it_holds() {
     for (dirty, kind) in [(false, EngineErrorKind::Refused), (true, EngineErrorKind::DataAtRisk)] {
-        // After a crash content proves too little: a clone is another device.
+        // After a crash the content proves too little: a clone is another device.
         let pair = Pair::used(dirty, false);
         let clone = with_serial(&pair.disk, Some("B"));
         for _ in 0..2 {
             assert_eq!(pair.start(&clone, false).err(), Some(kind));
         }
         assert!(pair.start(&with_serial(&pair.disk, Some("A")), false).is_ok());
-        // Nothing is known of it: then it is not known to be another one.
+        // Nothing is known about the device, so it is not known to be another one.
         let pair = Pair::used(dirty, false);
         assert!(pair.start(&with_serial(&pair.disk, None), false).is_ok());
         assert_eq!(pair.start(&clone, false).err(), Some(kind), "the identity was forgotten");
-        // Once forced, it is the origin from then on.
+        // After it was forced once, it is the origin from then on.
         let (world, _, target) = pair.start(&clone, true).expect("forced");
         assert_eq!(world.read(&target, 1 << 20, 4096)[0], if dirty { 7 } else { 0 });
         assert_eq!(pair.start(&with_serial(&pair.disk, Some("A")), false).err(), Some(kind));
 
-        // After an orderly stop another device with another content is refused as well.
+        // After an orderly stop, another device with other content is refused as well.
         let pair = Pair::used(dirty, true);
         let other = ram(SIZE >> 20);
         change(&other, sampled(), 0x77);
@@ -239,7 +240,7 @@ fn another_device_is_refused_whatever_it_holds() {
 #[test]
 fn a_file_that_was_moved_in_order_is_known_by_its_content() {
     let pair = Pair::used(true, true);
-    // So far nothing was known but the serial number of the disk that it is on.
+    // Until now only the serial number of the disk below was known.
     let file = |inode| with_inode(&pair.disk, inode);
     let (world, engine, _) = pair.start(&file("7"), false).expect("nothing differs");
     world.close(&engine).expect("closed");
@@ -268,7 +269,7 @@ fn a_blank_origin_is_known_by_its_identity_alone() {
     for (dirty, kind) in [(false, EngineErrorKind::Refused), (true, EngineErrorKind::DataAtRisk)] {
         let pair = Pair::used(dirty, true);
         let blank = |place: &Arc<dyn Device>| change(place, sample_places(SIZE)[90], 0);
-        // Stopped in order with nothing at the places of samples.
+        // Stopped in order, with no data at the sample places.
         let (world, engine, _) =
             pair.start(&with_serial(&pair.disk, Some("A")), false).expect("the one that it had");
         blank(&pair.disk);
@@ -325,7 +326,7 @@ fn a_sample_is_given_up_before_the_cache_writes_to_it() {
 #[test]
 fn a_cache_of_an_earlier_release_starts_with_its_dirty_data() {
     let pair = Pair::used(true, false);
-    // As the first versions left it: no identity, no samples, no feature bit.
+    // A record of the first versions: no identity, no samples, no feature bit.
     let world = World::new();
     let queue = world.context.open(&pair.cache).expect("RAM");
     let (lane, device) = (world.lane.clone(), pair.cache.clone());
@@ -394,7 +395,7 @@ fn a_claim_that_never_ends_fails_the_start_and_nothing_else() {
     let took = world.lane.now().since(before);
     assert!(took >= limit && took < limit * 2, "{took:?}");
 
-    // The cache goes on, and so does the volume when the origin answers again.
+    // The cache continues, and so does the volume when the origin answers again.
     let target = world.attach(&engine, &disk);
     assert_eq!(world.read(&target, 0, 4096), [7; 4096]);
 }

@@ -52,8 +52,8 @@ impl Case {
         self.world.read(&self.target, block * BLOCK, BLOCK as usize)[0]
     }
 
-    /// Checks that the named task has panicked, that clients go on without the cache, and that it
-    /// can be closed.
+    /// Checks that the named task has panicked, that clients continue without the cache, and that
+    /// the cache can be closed.
     fn goes_on_without(&self, task: &str) {
         self.world.drain(&self.engine).expect("what is dirty is in RAM or on the cache device");
         let cause = self.engine.cache.store.health.cause().expect("it has failed");

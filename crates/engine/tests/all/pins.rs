@@ -37,7 +37,7 @@ impl Test {
         self.engine.pin("data", &BlockSet::from(blocks)).expect("pinned");
     }
 
-    /// Fills the pinned blocks; returns how many are absent then.
+    /// Fills the pinned blocks; returns the number of blocks that are still absent.
     fn fill(&self) -> u64 {
         let (engine, blocks) = (self.engine.clone(), self.volume.volume().pinned());
         self.world
@@ -135,7 +135,7 @@ fn no_more_can_be_pinned_than_leaves_room_for_others() {
     let refused = test.engine.pin("data", &BlockSet::from(0..most + 1)).expect_err("too many");
     assert_eq!(refused.kind, EngineErrorKind::Refused);
     assert_eq!(test.volume.volume().pinned().len(), most);
-    // Clients go on, with all of it pinned.
+    // Clients continue with the whole volume pinned.
     assert_eq!(test.fill(), 0);
     test.scan();
     for offset in (128 * MIB..256 * MIB).step_by(64 << 10) {

@@ -1,5 +1,5 @@
-//! Origins that take no writes: found so while a volume is served (invariants 18 and 36), or opened
-//! for reading only (invariant 37).
+//! Origins that accept no writes: found out while a volume is served (invariants 18 and 36), or
+//! opened read-only (invariant 37).
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use forebay_testkit::{Faults, faulty, for_reading, peek, ram};
 use crate::world::{World, settings};
 
 const BLOCK: usize = 4096;
-/// Longer than it takes to notice anything.
+/// A time within which every change is noticed.
 const NOTICED: Duration = Duration::from_secs(2);
 /// Longer than writeback waits between two attempts.
 const RETRIED: Duration = Duration::from_secs(15);
@@ -129,7 +129,7 @@ fn a_start_with_a_protected_origin_refuses_writes_at_once() {
         let mut case = Case::new(Settings { ordered, ..quiet(Mode::Writeback) });
         case.write(0, 7).expect("written");
         case.world.stop(&case.engine, "data").expect("stopped");
-        // As while a start compares blocks: the origin took writes when it was opened.
+        // As during a start that compares blocks: the origin accepted writes when it was opened.
         case.faults.protect(true);
         case.target = case.world.attach(&case.engine, &case.origin);
         case.top = LimitedVolume::new(case.target.clone(), case.target.clone());

@@ -71,7 +71,7 @@ fn each_use_counts_once_and_three_uses_are_most() {
     test.world.read(&test.target, 2 * BLOCK, BLOCK as usize);
     test.write_now(3, 2);
     assert_eq!(test.ranks(0..4), [2, 2, 2, 2]);
-    // All blocks with one request.
+    // Reads all blocks with one request.
     assert_eq!(test.read_now(0, 4 * BLOCK as usize)[3 * BLOCK as usize], 2);
     assert_eq!(test.ranks(0..4), [3, 3, 3, 3]);
     for _ in 0..3 {
@@ -119,7 +119,7 @@ fn a_block_that_was_given_up_and_is_used_is_kept_again() {
 fn unread_blocks_are_evicted_once_they_are_clean() {
     for reads in [false, true] {
         let test = test();
-        // More than fits, so that reclaim has seen the clients' accesses.
+        // More blocks than fit, so that reclaim has taken the clients' accesses into account.
         for block in (0..10_000).chain(0..10_000) {
             test.world.write(&test.target, block * BLOCK, &[1; BLOCK as usize]);
             if reads && block % 8 == 0 {
@@ -137,12 +137,12 @@ fn unread_blocks_are_evicted_once_they_are_clean() {
     }
 }
 
-/// The way in which a task holds the block that it has looked up.
+/// How a task holds the block that it has looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
     /// In a hazard slot of its own.
     Hazard,
-    /// In a slot that another look-up uses, which ends first.
+    /// In a slot that another look-up uses too, and releases first.
     Second,
     /// With a pin, because no slot is free.
     Pin,
@@ -190,7 +190,7 @@ fn a_rank_that_changes_during_a_hit_is_not_overwritten() {
     let mut seen = Vec::new();
     let pinned = lane.look_up_now(&space, OriginBlock(0), |entry| {
         if seen.is_empty() {
-            // As another lane would.
+            // Done in the way of another lane.
             store.rerank(&space, OriginBlock(0), entry.slot, |_| 2).expect("there");
         }
         seen.push(entry.rank);
@@ -201,7 +201,7 @@ fn a_rank_that_changes_during_a_hit_is_not_overwritten() {
     test.check();
 }
 
-/// A tier above serves reads that do not come here.
+/// A tier above serves reads that do not reach this volume.
 #[test]
 fn reads_served_by_a_tier_above_count_as_uses() {
     let test = test();
@@ -209,7 +209,7 @@ fn reads_served_by_a_tier_above_count_as_uses() {
         test.write_now(block, 7);
     }
     let before = test.ranks(0..4);
-    // In part of block 1 and 2, and blocks that are not cached.
+    // Parts of blocks 1 and 2, and blocks that are not cached.
     test.target.used(BLOCK + 512, BLOCK);
     test.target.used(8 * BLOCK, 4 * BLOCK);
     let after = test.ranks(0..4);
@@ -219,7 +219,7 @@ fn reads_served_by_a_tier_above_count_as_uses() {
 }
 
 /// Writes and reads blocks that all fit into the cache, and reads others once, from an origin whose
-/// reads take `time` and whose writes take none. Returns how many reads of the former missed in the
+/// reads take `time` and whose writes take none. Returns how many reads of the former missed at the
 /// end.
 fn misses_of_hot(time: Duration) -> u64 {
     let world = World::new();

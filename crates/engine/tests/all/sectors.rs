@@ -62,7 +62,7 @@ fn a_changed_sector_size_is_refused_unless_the_operator_chooses() {
         let seen = start(&world, &engine, &is, other).expect("as before");
         assert_eq!(seen.logical, before);
         assert_eq!(start(&world, &engine, &was, Auto), Ok(Sectors::of(before)));
-        // The operator may also give up the old ones.
+        // The operator may also abandon the old sectors.
         let new = if other == Small { Large } else { Small };
         assert_eq!(start(&world, &engine, &is, new), Ok(Sectors::of(now)));
         assert_eq!(start(&world, &engine, &is, Auto), Ok(Sectors::of(now)));

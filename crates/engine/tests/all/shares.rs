@@ -1,4 +1,4 @@
-//! Volumes of one cache keep to their shares of it.
+//! Volumes of one cache stay within their shares.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -49,7 +49,7 @@ impl Test {
         self.world.block_on(async move { lane.sleep(Duration::from_secs(1)).await });
     }
 
-    /// Returns the percentage of the cache that a volume has.
+    /// Returns the percentage of the cache that a volume occupies.
     fn share(&self, volume: &LaneVolume) -> f64 {
         let blocks = self.engine.cache.occupancy()[&volume.volume().id].cached;
         blocks as f64 * 100.0 / self.engine.cache.store.capacity_blocks() as f64
@@ -86,7 +86,7 @@ fn a_volume_keeps_its_smallest_share_while_another_is_scanned() {
         test.read(&test.two, 0..256);
         let share = test.share(&test.one);
         assert!((29.0..45.0).contains(&share), "{policy}: {share}");
-        // Its own blocks still displace each other.
+        // Blocks of the volume itself still displace each other.
         test.read(&test.one, 100..200);
         test.settle();
         let share = test.share(&test.one);
@@ -109,7 +109,7 @@ fn dirty_blocks_keep_to_the_largest_share() {
     let dirty = test.one.volume().dirty_blocks() as f64;
     let dirty = dirty * 100.0 / test.engine.cache.store.capacity_blocks() as f64;
     assert!((5.0..20.0).contains(&dirty), "{dirty}");
-    // The other volume's writers do not wait for it.
+    // The writers of the other volume do not wait for it.
     let begun = test.world.lane.now();
     for block in 0..1000 {
         test.world.write(&test.two, block * BLOCK, &[4; BLOCK as usize]);

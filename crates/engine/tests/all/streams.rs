@@ -1,4 +1,4 @@
-//! Long sequential streams: they use spare space, and take none from other volumes.
+//! Long sequential streams use spare space, and take none from other volumes.
 
 use std::rc::Rc;
 
@@ -30,8 +30,7 @@ impl Test {
         Test { world, engine, volume }
     }
 
-    /// Reads a range in the order of addresses. Returns how many of its requests bypassed the
-    /// cache.
+    /// Reads a range in address order. Returns the number of requests that bypassed the cache.
     fn stream(&self, mib: std::ops::Range<u64>) -> u64 {
         let before = self.bypassed();
         for offset in (mib.start * MIB..mib.end * MIB).step_by(CHUNK as usize) {
@@ -44,8 +43,8 @@ impl Test {
         self.volume.volume().stats.why().bypass.sequential
     }
 
-    /// Reads a working set of 16 MiB in a random order. Returns how many reads of single blocks
-    /// were hits, in percent.
+    /// Reads a working set of 16 MiB in random order. Returns the percentage of single-block reads
+    /// that were hits.
     fn working_set(&self, seed: u64) -> u64 {
         let before = self.volume.volume().stats.totals();
         let mut random = fastrand::Rng::with_seed(seed);

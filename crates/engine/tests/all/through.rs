@@ -46,8 +46,8 @@ fn write_many(world: &World, target: &Rc<LaneVolume>) -> Vec<u64> {
     (0..WRITES).map(submit).collect()
 }
 
-/// The first write's sync hangs until the others have come: the next sync covers all of them.
-/// Writeback writes none of them to the origin again.
+/// The first write's sync hangs until the other writes have arrived; the next sync covers all of
+/// them. Writeback writes none of them to the origin again.
 #[test]
 fn writes_during_a_sync_share_the_next_one() {
     let Bench { world, faults, engine: _engine, target } = bench(strict());
@@ -67,8 +67,8 @@ fn writes_during_a_sync_share_the_next_one() {
     assert_eq!((totals().written_back_blocks, target.volume().dirty_blocks()), (0, 0));
 }
 
-/// Zeroes that do not go through the log, and discards: acknowledged ones survive a loss of power
-/// here too.
+/// Zeroes that do not go through the log, and discards: if acknowledged, they survive a power
+/// failure here too.
 #[test]
 fn a_strict_volume_syncs_what_it_zeroes_on_the_origin() {
     for op in [Op::WriteZeroes, Op::Discard] {
@@ -111,7 +111,7 @@ fn a_write_through_a_cache_that_fails_does_not_wait_for_itself() {
     assert_eq!(peek(&origin, 0, 1024), [[1; 512], [2; 512]].concat());
 }
 
-/// A sync that fails may have lost the writes of all that wait for their turn.
+/// A failed sync may have lost the writes of all tasks that wait for their turn.
 #[test]
 fn a_failed_sync_fails_all_that_wait_for_the_next() {
     let Bench { world, faults, engine: _engine, target } = bench(strict());
@@ -128,8 +128,8 @@ fn a_failed_sync_fails_all_that_wait_for_the_next() {
     assert_eq!(target.volume().dirty_blocks(), 0);
 }
 
-/// A flush needs nothing of the cache device if the origin has all data: neither for writes through
-/// the cache nor for fills. The data of a write that ends in the log is committed once.
+/// A flush does not use the cache device if the origin has all data, neither for writes through the
+/// cache nor for fills. The data of a write that ends in the log is committed once.
 #[test]
 fn a_flush_commits_only_if_the_log_alone_has_data() {
     let world = World::new();
@@ -150,7 +150,7 @@ fn a_flush_commits_only_if_the_log_alone_has_data() {
 
     world.set(&engine, settings(Mode::Writeback)).expect("set");
     for block in [0, 1, 8] {
-        // Quickly, then not.
+        // Once on the quick path, then on the other.
         world.write(&target, block * BLOCK as u64, &[2; BLOCK]);
         assert!(flush(), "block {block} is in the log alone");
         world.write(&target, block * BLOCK as u64, &[3; 512]);
@@ -191,8 +191,8 @@ impl CompletionSink for Again {
     }
 }
 
-/// Each sync covers the writes that arrived during the one before: there is always a dirty block on
-/// its way to the origin.
+/// Each sync covers the writes that arrived during the one before, so there is always a dirty block
+/// that is being written to the origin.
 #[test]
 fn a_drain_ends_while_writes_through_the_cache_never_do() {
     let Bench { world, faults, engine, target } = bench(strict());
@@ -208,7 +208,7 @@ fn a_drain_ends_while_writes_through_the_cache_never_do() {
         while !ends.stopped.get() {
             lane.sleep(Duration::from_millis(5)).await;
             disk.heal();
-            // The sync that hung ends; the next one hangs.
+            // The hung sync ends; the next one hangs.
             forebay_lane::yield_now().await;
             disk.hang(&[OpKind::Sync]);
         }
@@ -222,8 +222,8 @@ fn a_drain_ends_while_writes_through_the_cache_never_do() {
     assert_eq!(target.volume().dirty_blocks(), 0);
 }
 
-/// A later sync, of writeback, proves nothing about writes that a failed one may have lost: reads
-/// must not bring them into the cache, which would remember them when the origin does not
+/// A later sync by writeback proves nothing about writes that a failed one may have lost. Reads
+/// must not bring them into the cache, which would keep them after the origin has lost them
 /// (invariant 12).
 #[test]
 fn writes_that_a_failed_sync_may_have_lost_stay_uncached() {
@@ -244,7 +244,7 @@ fn writes_that_a_failed_sync_may_have_lost_stay_uncached() {
     assert_eq!(misses() - before, 3);
 }
 
-/// A write that waits for free space was meant for the log alone when it began.
+/// A write that waits for free space was meant only for the log when it began.
 #[test]
 fn a_write_that_waited_during_a_mode_change_is_on_the_origin() {
     let world = World::new();
@@ -268,7 +268,7 @@ fn a_write_that_waited_during_a_mode_change_is_on_the_origin() {
     }
 }
 
-/// Until the end of the order is durable, clients write to the log alone.
+/// Until the end of the order is durable, clients write only to the log.
 #[test]
 fn leaving_order_and_writeback_leaves_a_volume_clean() {
     let world = World::new();

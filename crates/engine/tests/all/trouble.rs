@@ -32,7 +32,7 @@ fn failed_reads_are_counted_by_device() {
     world.op(&target, Op::Flush, 0, 0);
     world.advance(Duration::from_secs(3));
     for number in 0..64u64 {
-        // Fill the log buffers, so that the blocks above have to be read from the device.
+        // Fill the log buffers, so that the blocks above must be read from the device.
         world.write(&target, (1 << 20) + number * 65536, &[1; 65536]);
     }
     world.op(&target, Op::Flush, 0, 0);
@@ -147,8 +147,8 @@ fn a_stop_in_the_middle_of_writeback_is_no_failure() {
 }
 
 /// After a failed sync of an origin with unsynced writes around the cache, nothing proves that the
-/// origin is at a flush, so the volume cannot be put in order. Its dirty blocks used to wait for
-/// that, and filled the cache.
+/// origin is at a flush, so the volume cannot be put in order. In an earlier version its dirty
+/// blocks waited for that, and filled the cache.
 #[test]
 fn a_volume_that_cannot_be_ordered_is_still_written_back() {
     let world = World::new();
@@ -174,7 +174,7 @@ fn a_volume_that_cannot_be_ordered_is_still_written_back() {
     assert_eq!(target.volume().dirty_blocks(), 0);
     assert!(peek(&origin, 0, 8 << 20) == vec![4; 8 << 20]);
 
-    // After a new start it is put in order.
+    // After a restart it is put in order.
     let inner = engine.clone();
     let _ = world.block_on(async move { inner.stop_volume("data", false).await });
     let target = world.attach(&engine, &origin);
@@ -192,7 +192,7 @@ fn a_write_that_waits_for_the_cache_device_ends_with_its_volume() {
     let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let target = world.create(&engine, &origin, settings(Mode::Writeback), 0);
     for number in 0..32u64 {
-        // Fill the log buffers, so that the first block has to be read from the device.
+        // Fill the log buffers, so that the first block must be read from the device.
         world.write(&target, number * 65536, &[1; 65536]);
     }
     world.drain(&engine).expect("drained");

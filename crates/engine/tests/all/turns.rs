@@ -1,5 +1,5 @@
-//! The work of one command between two turns of its lane's other tasks: a few blocks, or one shard
-//! of the index.
+//! The work that one command does without yielding to other tasks of the lane: a few blocks, or one
+//! shard of the index.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use forebay_testkit::{poke, ram};
 use crate::world::{Book, World, settings};
 
 const MIB: u64 = 1 << 20;
-/// Blocks of the volume, which are all cached.
+/// Number of blocks of the volume, which are all cached.
 const BLOCKS: u64 = 8192;
 const SHARDS: u32 = 16;
 /// The most blocks that are forgotten in one turn.
@@ -34,7 +34,7 @@ struct Full {
     origin: Arc<dyn Device>,
 }
 
-/// Fills it with clean blocks, or with dirty ones, as `dirty` says.
+/// Fills the volume with clean blocks, or with dirty ones where `dirty` returns true.
 fn full(mode: Mode, dirty: impl Fn(u64) -> bool) -> Full {
     let (world, cache, origin) = (World::new(), ram(64), ram(BLOCKS * 4096 / MIB));
     world.format(&cache, BlockSize::DEFAULT);
@@ -62,7 +62,7 @@ struct Neighbour {
 }
 
 impl Neighbour {
-    /// Watches these numbers.
+    /// Observes these numbers.
     fn beside(world: &World, numbers: impl Fn() -> Vec<u64> + 'static) -> Rc<Self> {
         let this = Rc::new(Neighbour::default());
         let (own, mut before) = (this.clone(), numbers());
@@ -103,7 +103,8 @@ fn a_start_on_a_changed_origin_leaves_turns_to_neighbours() {
     let most = neighbour.most.borrow().clone();
     assert!(most[0] > 0 && most[0] <= STEP, "{most:?} blocks and bytes of marks in one turn");
     assert!(most[1] <= 6 * 4096, "{most:?} blocks and bytes of marks in one turn");
-    // The passes: which are dirty, which are clean, and how many are dirty in each region.
+    // The passes determine which blocks are dirty, which are clean, and how many are dirty in each
+    // region.
     let turns = neighbour.turns.get();
     assert!(turns >= 3 * u64::from(SHARDS), "{turns}");
 }
@@ -201,7 +202,7 @@ fn a_checkpoint_on_an_instant_device_leaves_turns_to_neighbours() {
         neighbour.ended.set(true);
         closed_in.push(neighbour.turns.get());
     }
-    // There are 16 KiB of entries in a chunk.
+    // A chunk has 16 KiB of entries.
     assert!(closed_in[1] >= closed_in[0] + 3, "{closed_in:?}");
 }
 

@@ -47,7 +47,7 @@ fn dirty(ordered: bool) -> Dirty {
 }
 
 impl Dirty {
-    /// Opens the cache again, so that nothing is left in buffers.
+    /// Opens the cache again, so that no data is left in buffers.
     fn reopened(mut self) -> Self {
         self.world.close(&self.engine).expect("closed");
         self.engine = self.world.open(&self.cache).0;
@@ -128,8 +128,8 @@ fn a_block_that_a_client_reads_again_is_not_lost() {
     assert_eq!(dirty.target.volume().bad_ranges(), []);
 }
 
-/// One bad sector fails the read of the whole run around it, including blocks that were bad earlier
-/// and are readable again.
+/// One bad sector fails the read of the whole run around it, which includes blocks that were bad
+/// earlier and are readable again.
 #[test]
 fn readable_blocks_are_not_lost_beside_unreadable_ones() {
     let dirty = dirty(false);
@@ -143,7 +143,7 @@ fn readable_blocks_are_not_lost_beside_unreadable_ones() {
     assert_eq!(dirty.target.volume().bad_ranges(), vec![bytes_of(7)]);
 }
 
-/// Only some sectors of a block were written: the origin has the others.
+/// Only some sectors of a block were written; the origin has the others.
 #[test]
 fn sectors_that_a_lost_copy_does_not_hold_come_from_the_origin() {
     for mode in [Mode::Writeback, Mode::Writeonly] {
@@ -166,7 +166,7 @@ fn sectors_that_a_lost_copy_does_not_hold_come_from_the_origin() {
     }
 }
 
-/// A group was written without a block that cannot be read at the moment.
+/// A group was written without a block that cannot be read at present.
 #[test]
 fn a_block_missing_from_its_group_is_written_once_readable() {
     for (read, stopped) in [(true, false), (false, false), (false, true)] {
@@ -176,7 +176,7 @@ fn a_block_missing_from_its_group_is_written_once_readable() {
         assert_eq!(dirty.target.volume().dirty_blocks(), 1);
         dirty.faults.heal();
         if stopped {
-            // The cache stays open, as for another volume.
+            // The cache stays open, as if for another volume.
             dirty.world.stop(&dirty.engine, "data").expect("stopped");
             dirty.target = dirty.world.attach(&dirty.engine, &dirty.origin);
         }

@@ -21,7 +21,7 @@ fn start(
     let cache = ram(cache_mib);
     let engine = world.new_cache(&cache, BlockSize::DEFAULT);
     let target = world.create(&engine, &ram(origin_mib), settings, 0);
-    // Without a sync, the origin could still lose writes of an earlier run, and nothing would be
+    // Without a sync the origin could still lose writes of an earlier run, so nothing would be
     // filled.
     world.op(&target, Op::Flush, 0, 0);
     (world, engine, target)
@@ -94,7 +94,7 @@ fn a_second_look_at_what_was_just_evicted_says_so() {
     }
     let evicted = why(&target).miss.evicted - before.miss.evicted;
     assert!(evicted > 400, "{evicted} of 500");
-    // The blocks that were evicted first have no ghosts any more.
+    // The blocks that were evicted first no longer have ghosts.
     let cold = why(&target).miss.cold;
     for block in 0..100 {
         world.read(&target, block * BLOCK, BLOCK as usize);
@@ -130,7 +130,7 @@ fn sectors_that_were_not_written_are_a_partial_miss() {
 fn streams_and_modes_are_told_apart_in_misses_and_bypasses() {
     let cutoff = Settings { sequential_cutoff: 64 << 10, ..settings(Mode::Writeback) };
     let (world, engine, target) = start(16, 64, cutoff.clone());
-    // Fill the cache: while there is spare space, streams do not bypass it.
+    // Fill the cache, because streams do not bypass it while there is spare space.
     for block in (4096..16384).step_by(2) {
         world.read(&target, block * BLOCK, BLOCK as usize);
     }

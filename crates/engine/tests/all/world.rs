@@ -1,4 +1,4 @@
-//! One cache and one volume on a lane that the test drives, with a clock of its own.
+//! One cache and one volume on a lane that the test drives, with its own clock.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 
 pub mod two;
@@ -34,7 +34,7 @@ impl CompletionSink for Sink {
     }
 }
 
-/// A ledger in RAM, and whether its notes cannot be read.
+/// A ledger in RAM, and whether its notes are unreadable.
 #[derive(Default)]
 pub struct Book(pub Mutex<HashMap<String, Note>>, pub AtomicBool);
 
@@ -161,7 +161,7 @@ impl World {
         engine.target(name).expect("a target")
     }
 
-    /// Starts the volume; returns the error if it is refused.
+    /// Starts the volume; returns the error if that is refused.
     pub fn try_attach(
         &self,
         engine: &Rc<EngineLane>,
@@ -204,7 +204,7 @@ impl World {
         self.run(|| self.done(tag))
     }
 
-    /// Returns the completion of a request, unless it takes longer than `time`.
+    /// Returns the completion of a request, or `None` if it takes longer than `time`.
     pub fn wait_for(&self, tag: u64, time: Duration) -> Option<Completion> {
         let end = self.lane.now() + time;
         self.run(|| match self.done(tag) {

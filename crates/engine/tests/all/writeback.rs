@@ -15,7 +15,7 @@ use crate::world::{World, settings};
 
 const BLOCK: u64 = 4096;
 
-/// Settings of a volume on a disk that writes nothing back by itself.
+/// Settings of a volume with a disk and without background writeback.
 fn at_rest() -> Settings {
     let mut settings = Settings { rotational: Rotational::Yes, ..settings(Mode::Writeback) };
     (settings.dirty_age, settings.idle) = (Duration::ZERO, Duration::ZERO);
@@ -57,7 +57,7 @@ impl Bench {
         self.world.set(&self.engine, settings).expect("set");
     }
 
-    /// Returns how many blocks have been marked clean, and how many written to the origin.
+    /// Returns the number of blocks marked clean, and the number written to the origin.
     fn written(&self) -> (u64, u64) {
         let totals = self.target.volume().stats.totals();
         (totals.written_back_blocks, totals.origin_written_bytes / BLOCK)
@@ -70,7 +70,7 @@ impl Bench {
 
 #[test]
 fn short_wholly_cached_gaps_are_written_along() {
-    // Clean cached blocks, dirty blocks, the longest gap in bytes, and the blocks written.
+    // Columns: clean cached blocks, dirty blocks, the longest gap in bytes, and the blocks written.
     for (clean, dirty, gap, written) in [
         (0..10, vec![2, 6], 64 << 10, 5),
         (0..10, vec![2, 6], 3 * 4096, 5),
@@ -101,7 +101,7 @@ fn short_wholly_cached_gaps_are_written_along() {
 
 #[test]
 fn an_origin_without_seeks_gets_dirty_blocks_only() {
-    // The device of these tests is RAM, and says so.
+    // The device of these tests is RAM, and reports that it is not rotational.
     for (rotational, written) in [(Rotational::Auto, 3), (Rotational::No, 3), (Rotational::Yes, 7)]
     {
         let bench = bench(Settings { rotational, ..at_rest() });
@@ -114,8 +114,8 @@ fn an_origin_without_seeks_gets_dirty_blocks_only() {
     }
 }
 
-/// A partly valid block does not keep its neighbours from being written along, and only its valid
-/// sectors are written.
+/// Neighbours of a partly valid block are still written along, and only its valid sectors are
+/// written.
 #[test]
 fn partly_valid_blocks_are_written_as_far_as_they_are_valid() {
     let bench = bench(at_rest());
@@ -238,8 +238,8 @@ fn after_a_drain_writeback_is_at_rest_again() {
     }
 }
 
-/// A sweep ends when its last write has. Blocks that become dirty until then belong to the next
-/// sweep, wherever they are, and a drain that begins then has to wait for them.
+/// A sweep ends when its last write has ended. Blocks that become dirty until then belong to the
+/// next sweep, wherever they are, and a drain that begins then must wait for them.
 #[test]
 fn a_drain_writes_blocks_that_became_dirty_while_a_sweep_ended() {
     let (world, cache) = (World::new(), ram(64));
@@ -248,7 +248,7 @@ fn a_drain_writes_blocks_that_became_dirty_while_a_sweep_ended() {
     let settings = Settings { dirty_high: 0, dirty_low: 0, ..at_rest() };
     let target = world.create(&engine, &origin, settings, 0);
     world.op(&target, Op::Flush, 0, 0);
-    // The first sweep after a start counts for nothing.
+    // The first sweep after a start does not count.
     for blocks in [&[3000, 2000][..], &[3000, 2000, 5]] {
         faults.heal();
         world.advance(Duration::from_secs(1));

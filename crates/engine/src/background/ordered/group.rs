@@ -34,9 +34,9 @@ struct GroupResult {
     /// Whether anything was written.
     any: bool,
     unreadable: BTreeSet<OriginBlock>,
-    /// Runs that the origin does not have, and why, until they are written again.
+    /// Runs that could not be written, with the errors, until they are written again.
     failed: Vec<(VersionRun, WritebackError)>,
-    /// Why it does not have some, or is not synced.
+    /// Why some runs were not written, or the origin is not synced.
     error: Option<WritebackError>,
 }
 
@@ -160,7 +160,7 @@ impl Ordered {
         }
     }
 
-    /// Notes why the origin does not have these runs, and lists the blocks that it refuses alone.
+    /// Records why the origin does not have these runs, and lists the blocks that it refuses alone.
     fn note_refused(
         &self,
         failed: Vec<(VersionRun, WritebackError)>,
@@ -179,7 +179,7 @@ impl Ordered {
             }
         }
         if let Some(error) = other {
-            // It says more than one that is about single blocks.
+            // This error says more than one about single blocks.
             outcome.borrow_mut().error = Some(error);
         } else if refused && let Some(WritebackError::Refused { ranges, error }) = volume.refusal()
         {
@@ -190,7 +190,7 @@ impl Ordered {
     /// Writes versions of adjacent blocks, with as few writes as their valid sectors allow.
     ///
     /// # Errors
-    /// The origin does not have all of them.
+    /// Some of the blocks were not written.
     async fn write_held_run(
         &self,
         run: &[(OriginBlock, OrderedVersion)],
@@ -204,7 +204,7 @@ impl Ordered {
         // No task may read a mix of older and newer data meanwhile.
         let _range = volume.ranges.exclusive(range).await;
         if volume.state() == VolumeState::Removed {
-            // The origin may have another owner from now on.
+            // Another volume may own the origin from now on.
             return Err(WritebackError::Stopped);
         }
         let pinned: Vec<Pinned<'_>> =
@@ -241,7 +241,7 @@ impl Ordered {
     }
 }
 
-/// Splits the runs whose error may concern a part only. Returns whether any was split, and the runs
+/// Splits the runs whose error may affect only a part. Returns whether any was split, and the runs
 /// to write.
 fn split(
     failed: Vec<(VersionRun, WritebackError)>,

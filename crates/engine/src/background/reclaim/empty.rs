@@ -22,7 +22,7 @@ use crate::state::replacement::{How, Replacement};
 use crate::state::volume::Volume;
 
 /// If more than this share of a segment, in percent, is kept or dirty, no clean block is
-/// reinserted: little space would be gained, and all other segments are even fuller.
+/// reinserted: that would gain little space, and all other segments are even fuller.
 /// `REINSERT_KEPT_WAITING` applies while clients wait for space.
 const REINSERT_KEPT: u32 = 85;
 const REINSERT_KEPT_WAITING: u32 = 50;
@@ -30,8 +30,8 @@ const REINSERT_KEPT_WAITING: u32 = 50;
 /// Blocks that are reinserted concurrently.
 const REINSERTED_TOGETHER: usize = 32;
 
-/// The longest time that reclaim waits for an origin to take dirty blocks, if there are other
-/// volumes.
+/// The longest time for which reclaim waits for an origin to accept dirty blocks, if there are
+/// other volumes.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// If more than `PACKED` / `WHOLE` of a segment is dirty and must be reinserted, too little space
@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const PACKED: u32 = 31;
 const WHOLE: u32 = 32;
 
-/// The same for clean blocks that are pinned.
+/// The same limit for clean blocks that are pinned.
 const PINNED_PACKED: u32 = 3;
 pub(super) const PINNED_WHOLE: u32 = 4;
 
@@ -53,11 +53,11 @@ pub(super) enum Emptied {
 
 /// The blocks of one owner in a segment that are reinserted.
 struct Worth {
-    /// Blocks that can leave the segment in no other way.
+    /// Blocks that can leave the segment only by being reinserted.
     bound: bool,
     /// Clean blocks that the policy keeps.
     kept: bool,
-    /// Dirty ones that it keeps.
+    /// Dirty blocks that the policy keeps.
     kept_dirty: bool,
     /// All dirty blocks.
     dirty: bool,
@@ -95,7 +95,8 @@ impl EngineLane {
             each.sum::<u32>()
         };
         let bound = count(|owner, live| owner.must_reinsert(live));
-        // In a small segment the headers of further records can use up the gain.
+        // In a small segment, the headers of additional records can take as much space as was
+        // gained.
         if bound * WHOLE > capacity * PACKED || u64::from(bound) >= store.cells_if_split() {
             return Emptied::Packed;
         }
@@ -108,7 +109,7 @@ impl EngineLane {
         let (all, dirty) = (count(|_, _| true), count(|_, live| live.dirty));
         // Clean blocks of volumes that are not attached are not kept.
         let kept = count(|owner, live| live.dirty || (live.kept && owner.view.is_some()));
-        // The reserved segments are for this: emptying one fills less than one.
+        // The reserved segments serve this purpose: emptying one segment fills less than one.
         let has_room = || store.segments.free_count() >= store.reserved_segments();
         if !has_room() {
             self.make_usable().await;
@@ -130,12 +131,12 @@ impl EngineLane {
             let write = owner.view.as_ref().map(|view| view.volume.writeback.cost.mean());
             let most_dirty = most_reinserted(write.unwrap_or_default(), waits);
             let few = all * 100 <= capacity * REINSERT_LIVE || dirty * 100 <= capacity * most_dirty;
-            // Beside pinned blocks, moving the dirty ones as well has to gain something.
+            // Beside pinned blocks, moving the dirty blocks as well must still gain space.
             let gains = pinned == 0 || (dirty + pinned) * 100 <= capacity * REINSERT_KEPT;
             let worth = Worth {
                 bound: room_for_bound,
                 kept: keep && owner.view.is_some(),
-                // Asked in any case: it also finds out whether clients read at all.
+                // Called even if `keep` is false, because it also measures whether clients read.
                 kept_dirty: owner.reads_pay() && keep,
                 dirty: room && few && gains,
             };
@@ -157,9 +158,9 @@ impl EngineLane {
         Emptied::AsFarAsPossible
     }
 
-    /// Writes dirty blocks back and evicts them, as far as the origin takes them.
+    /// Writes dirty blocks back and evicts them, as far as the origin accepts them.
     async fn evict_dirty(self: &Rc<Self>, owner: &Owner<'_>, mut dirty: Vec<LiveBlock>) {
-        // The rest of an ordered volume is left to ordered writeback, or is unreadable.
+        // The other blocks of an ordered volume are left to ordered writeback, or are unreadable.
         let Some(view) = owner.view.as_ref().filter(|_| !owner.bound && !owner.in_order) else {
             return;
         };
@@ -213,8 +214,9 @@ impl EngineLane {
         }
     }
 
-    /// Writes blocks back. `false`: the origin takes too long and other volumes must not wait for
-    /// it; until it has taken the blocks, the volume's dirty blocks are reinserted instead.
+    /// Writes blocks back. Returns `false` if the origin takes too long, because other volumes must
+    /// not wait for it. Until the origin has the blocks, the volume's dirty blocks are reinserted
+    /// instead.
     async fn make_clean(self: &Rc<Self>, view: &Rc<LaneVolume>, blocks: Vec<OriginBlock>) -> bool {
         let ended = Rc::new((Cell::new(false), Notify::default()));
         let (this, ending) = (view.clone(), EmptyingGuard(view.volume.clone(), ended.clone()));
@@ -265,7 +267,7 @@ impl EngineLane {
         rest
     }
 
-    /// Reinserts a live block if it can be read at once. `Some(false)` and `None`: it was not
+    /// Reinserts a live block if it can be read at once. On `Some(false)` and `None` it was not
     /// reinserted.
     fn reinsert_one_now(
         &self,
@@ -289,7 +291,7 @@ impl EngineLane {
     /// Reinserts a live block unchanged.
     ///
     /// # Errors
-    /// The reason why it stays where it is.
+    /// The reason why the block stays where it is.
     async fn reinsert(
         self: &Rc<Self>,
         owner: &Owner<'_>,

@@ -1,4 +1,4 @@
-//! The volume that owns the blocks that reclaim moves.
+//! The volume that owns the blocks moved by reclaim.
 
 use std::rc::Rc;
 
@@ -30,7 +30,7 @@ pub(super) struct Owner<'a> {
 }
 
 impl<'a> Owner<'a> {
-    /// Returns the owner with this number. `None`: the volume has been deleted.
+    /// Returns the owner with this number, or `None` if the volume was deleted.
     pub(super) fn of(
         engine: &'a EngineLane,
         replacement: &'a Replacement,
@@ -41,9 +41,9 @@ impl<'a> Owner<'a> {
         let view = engine.lane_volume(id);
         let (bound, in_order) = match &view {
             Some(view) => {
-                // A volume that is being put in order must not be written back by others, and that
-                // may take as long as its origin does; but none of its versions are held for
-                // ordered writeback yet.
+                // Only the task that puts a volume in order may write it back meanwhile, which
+                // takes as long as its origin needs; but none of its versions are held for ordered
+                // writeback yet.
                 let (ordered, in_order) = (view.volume.is_ordered(), store.is_in_order(id));
                 let entering = ordered && !in_order;
                 (!view.volume.can_be_emptied() || entering, ordered && in_order)
@@ -78,8 +78,8 @@ impl<'a> Owner<'a> {
     }
 
     /// Decides which clean blocks stay: pinned ones, and those that the volume's share guards.
-    /// Blocks that the replacement policy does not keep leave first. Blocks that stay count as
-    /// kept.
+    /// Blocks that the replacement policy does not keep leave first. Sets `kept` of the blocks that
+    /// stay.
     pub(super) fn guard(&self, blocks: &mut [LiveBlock]) {
         let Some(view) = &self.view else { return };
         if view.cache.lifts_guards() {
@@ -142,7 +142,7 @@ impl<'a> Owner<'a> {
         self.engine.cache.memory().ghost.note(self.space.unique(live.block), Past::Evicted);
     }
 
-    /// Records the result of reinserting a block. `false`: the block stays where it was.
+    /// Records the result of reinserting a block. Returns `false` if the block stays where it was.
     pub(super) fn count_reinserted(&self, live: &LiveBlock, appended: Appended) -> bool {
         match appended {
             Appended::Done { .. } => (),

@@ -17,7 +17,7 @@ use forebay_store::Entry;
 use crate::io::writeback::span::{Span, Spans};
 use crate::lane::LaneVolume;
 
-/// The fewest and the most blocks of a window. The list takes 8 bytes for each.
+/// The fewest and the most blocks of a window. The list takes 8 bytes per block.
 const FEWEST: u64 = 16_384;
 const MOST: u64 = 4 << 20;
 
@@ -36,8 +36,8 @@ const LOOKED_UP_AHEAD: u64 = 8;
 /// Look-ups before yielding to other tasks.
 const LOOK_UPS_AT_ONCE: usize = 1024;
 
-/// A collected window is used for this long, or for this many times as long as collecting it took,
-/// whichever is longer.
+/// Time for which a collected window is used; or this multiple of the time that collecting it took,
+/// if that is longer.
 const GOOD_FOR: Duration = Duration::from_secs(30);
 const GOOD_FOR_PASSES: u32 = 32;
 
@@ -45,8 +45,8 @@ const GOOD_FOR_PASSES: u32 = 32;
 pub(super) enum SweepStep {
     /// Write these blocks with one write.
     Run(Span),
-    /// The sweep has reached the end of the origin and starts again. Nothing may be under way when
-    /// it goes on, or it would collect those blocks again.
+    /// The sweep has reached the end of the origin and starts again. No write may be in progress
+    /// when it continues, or it would collect those blocks again.
     Wrapped,
     /// The map counts dirty blocks here, but none can be written.
     Nothing,

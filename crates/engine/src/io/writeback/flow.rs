@@ -1,7 +1,7 @@
-//! Writes to the origin under way, and written blocks that wait for a sync.
+//! Writes to the origin in progress, and written blocks that wait for a sync.
 //!
-//! A sync costs a disk a revolution and its queue, so one sync covers many blocks and runs beside
-//! later writes. It covers the writes that ended before it began.
+//! A sync costs a disk a revolution and its queue, so one sync covers many blocks and runs
+//! concurrently with later writes. It covers the writes that ended before it began.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,12 +22,12 @@ use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
 use crate::stats::bump;
 
-/// The most bytes in flight, whatever the depth. A disk takes 0.15 s to write them, and later
-/// requests wait.
+/// The most bytes in flight, whatever the depth. A disk takes 0.15 s to write them, during which
+/// later requests wait.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Written blocks that trigger a sync of the origin: this many, or `1 / PART_SYNCED` of the cache
-/// if that is less, so that space is freed in small steps.
+/// Number of written blocks that triggers a sync of the origin: this many, or `1 / PART_SYNCED` of
+/// the cache if that is less, so that space is freed in small steps.
 const MOST_SYNCED: u64 = 16_384;
 const PART_SYNCED: u64 = 32;
 
@@ -40,7 +40,7 @@ const SYNC_ANYWAY: Duration = Duration::from_secs(5);
 /// Blocks to mark clean before yielding to other tasks.
 const MARKED_TOGETHER: usize = 1024;
 
-/// Writeback of one volume: its writes under way, and the sync that covers finished ones.
+/// Writeback of one volume: its writes in progress, and the sync that covers finished ones.
 pub(crate) struct Flow {
     view: Rc<LaneVolume>,
     under_way: Cell<usize>,
@@ -50,7 +50,7 @@ pub(crate) struct Flow {
     reads: ReadTurns,
     /// When the first of `written` was written.
     since: Cell<Nanos>,
-    /// The number of blocks that the sync under way covers; `None`: no sync is under way.
+    /// The number of blocks that the sync in progress covers; `None` if none is in progress.
     syncing: Cell<Option<usize>>,
     error: RefCell<Option<WritebackError>>,
     /// Bytes written since the caller last reset this.
@@ -58,7 +58,7 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// Returns a flow with nothing under way.
+    /// Returns a flow without writes.
     pub(crate) fn new(view: Rc<LaneVolume>) -> Rc<Self> {
         let changed = Rc::new(Notify::default());
         Rc::new(Flow {
@@ -138,7 +138,7 @@ impl Flow {
         (self.written.borrow().len() + self.syncing.get().unwrap_or(0)) as u64
     }
 
-    /// Returns whether anything is under way, waits for a sync, or has failed.
+    /// Returns whether a write is in progress, waits for a sync, or has failed.
     pub(crate) fn is_busy(&self) -> bool {
         let waiting = self.unmarked() > 0 || self.syncing.get().is_some();
         self.under_way.get() > 0 || waiting || self.has_failed()
@@ -149,10 +149,10 @@ impl Flow {
         self.error.borrow().is_some()
     }
 
-    /// Waits for all writes under way, syncs the origin and marks the blocks clean.
+    /// Waits for all writes in progress, syncs the origin and marks the blocks clean.
     ///
     /// # Errors
-    /// The first failure since the last call; blocks that are not on the origin stay dirty.
+    /// The first failure since the last call; blocks that were not written stay dirty.
     pub(crate) async fn settle(self: &Rc<Self>) -> Result<(), WritebackError> {
         loop {
             let changed = self.changed.listen();
@@ -174,7 +174,7 @@ impl Flow {
     /// Syncs the origin and marks the written blocks clean.
     async fn sync(&self) {
         let ending = SyncEnding(self);
-        // Taken before the sync starts: the sync covers these writes and no later ones.
+        // Taken before the sync starts, because the sync does not cover later writes.
         let written = std::mem::take(&mut *self.written.borrow_mut());
         self.syncing.set(Some(written.len()));
         if let Err(error) = self.sync_and_mark(&written).await {
@@ -196,8 +196,8 @@ impl Flow {
             // Another task's sync may have failed and lost writes that were sent before it.
             let failures = volume.syncs.failures();
             let is_lost = |written: &Written| written.failures != failures;
-            // A removed volume keeps its dirty blocks: it may be attached again already, with new
-            // counters.
+            // A removed volume keeps its dirty blocks, because it may already be attached again,
+            // with new counters.
             if volume.state() == VolumeState::Removed {
                 break;
             }

@@ -1,21 +1,21 @@
-//! Turns for writes to the origin to read from the cache device.
+//! Turns in which writes to the origin read from the cache device.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use forebay_lane::Notify;
 
-/// Writes that may read from the cache device at a time. If all did, none would be ready before
+/// Writes that may read from the cache device at a time. If all could, none would be ready before
 /// nearly all were, and the disk would be idle meanwhile.
 const READING: u64 = 4;
 
-/// The same for an origin without seeks, which takes many writes at a time: this many reads keep up
-/// with it.
+/// The same limit for an origin without seeks, which accepts many writes at a time: this many reads
+/// keep up with it.
 const READING_SEEKLESS: u64 = 32;
 
 /// Gives out turns to read, in the order of asking.
 pub(crate) struct ReadTurns {
-    /// Turns asked for, and turns that have ended.
+    /// Number of requested turns, and of turns that have ended.
     asked: Cell<u64>,
     have_read: Cell<u64>,
     changed: Rc<Notify>,
@@ -27,7 +27,7 @@ impl ReadTurns {
         ReadTurns { asked: Cell::new(0), have_read: Cell::new(0), changed }
     }
 
-    /// Waits for a turn, in the order of asking. `rotational`: whether the origin is.
+    /// Waits for a turn, in the order of the calls. `rotational`: whether the origin has seeks.
     pub(crate) async fn take(&self, rotational: bool) -> ReadTurn<'_> {
         let most = if rotational { READING } else { READING_SEEKLESS };
         let number = self.asked.get();

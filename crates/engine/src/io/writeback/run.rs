@@ -43,8 +43,8 @@ pub(crate) struct SpanWriter<'a>(pub(crate) &'a LaneVolume);
 
 impl<'a> SpanWriter<'a> {
     /// Writes the dirty blocks of a span back, with as few writes as their valid sectors allow; up
-    /// to `gap` adjacent clean blocks are written along. Returns the versions that are on the
-    /// origin, not yet durably, and the first failure.
+    /// to `gap` adjacent clean blocks are written along. Returns the versions that were written,
+    /// not yet durably, and the first failure.
     pub(crate) async fn write_back_span(
         self,
         span: &Span,
@@ -68,10 +68,10 @@ impl<'a> SpanWriter<'a> {
         let is_dirty = |pinned: &Pinned<'_>| pinned.found.entry.dirty;
         let edge = |number| volume.block_range(OriginBlock(number));
         let range = volume.widen(edge(blocks.start).start..edge(blocks.end - 1).end);
-        // No other task may write here, or read an older state meanwhile.
+        // No other task may write here meanwhile, or read an older state.
         let _range = volume.ranges.exclusive(range).await;
         if volume.state() == VolumeState::Removed {
-            // The origin may have another owner from now on.
+            // Another volume may own the origin from now on.
             return (written, Some(WritebackError::Stopped));
         }
         if volume.is_ordered() {
@@ -86,8 +86,8 @@ impl<'a> SpanWriter<'a> {
             pinned.dedup_by_key(|pinned| pinned.block);
         }
         let mut error = self.make_durable(&mut pinned).await;
-        // Read everything before writing anything: the pins are released before the writes, so an
-        // origin that does not answer keeps no segment from being reused.
+        // Read everything before writing anything. The pins are then released before the writes, so
+        // an origin that does not answer keeps no segment from being reused.
         let mut ready = Vec::new();
         for stretch in stretches(pinned, gap, blocks.end) {
             let reading = turns.take(volume.is_rotational()).await;
@@ -96,7 +96,7 @@ impl<'a> SpanWriter<'a> {
                 self.0.cache.unless_hung(&mut read).await
             };
             let Some(read) = read else {
-                // Clients wait for this range, and may not need the cache device that hangs.
+                // Clients wait for this range, and may not need the cache device, which hangs.
                 error.get_or_insert(WritebackError::CacheHung);
                 break;
             };
@@ -251,7 +251,7 @@ impl<'a> SpanWriter<'a> {
         }
     }
 
-    /// Returns how many of the first blocks are also adjacent on the cache device.
+    /// Returns the number of blocks at the beginning that are also adjacent on the cache device.
     fn chain(self, blocks: &[Pinned<'_>]) -> usize {
         let store = &self.0.cache.store;
         let granules = store.geometry().granules_per_block() as u32;

@@ -14,8 +14,8 @@ use crate::lane::LaneVolume;
 pub(crate) struct Span {
     /// Blocks that were dirty when the span was planned, ascending.
     pub(crate) dirty: Vec<OriginBlock>,
-    /// The number of clean blocks behind the last dirty one to write along. The clean ones in
-    /// between are always written along.
+    /// Number of clean blocks to write along after the last dirty one. The clean ones in between
+    /// are always written along.
     pub(crate) tail: u64,
 }
 
@@ -45,8 +45,8 @@ pub(crate) struct Written {
 pub(crate) struct Spans<'a>(pub(crate) &'a LaneVolume);
 
 impl Spans<'_> {
-    /// Returns the merge limits. A cache device that has failed is read no more than necessary, so
-    /// no clean blocks are written along; and an origin without seeks gains nothing from them.
+    /// Returns the merge limits. A cache device that has failed is read as little as possible, so
+    /// no clean blocks are written along. An origin without seeks gains nothing from them.
     pub(crate) fn merging(self) -> Merge {
         let settings = self.0.volume.settings();
         let fills = self.0.volume.is_rotational() && !self.0.is_unavailable_to(true);
@@ -61,7 +61,7 @@ impl Spans<'_> {
         Some(Span { dirty: blocks.get(..run.count)?.to_vec(), tail: run.tail })
     }
 
-    /// Returns whether all blocks are cached, clean and wholly valid: then the origin has the same
+    /// Returns whether all blocks are cached, clean and wholly valid. Then the origin has the same
     /// data until a writer changes it.
     fn is_whole_and_clean(self, blocks: Range<u64>) -> bool {
         let (store, space) = (&self.0.cache.store, &self.0.volume.space);

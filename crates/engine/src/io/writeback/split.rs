@@ -1,4 +1,4 @@
-//! Writes to the origin that fail are split until only the refused blocks are left.
+//! Splits failed writes to the origin until only the refused blocks are left.
 //!
 //! Each part is a write of its own: it locks its range, looks up the dirty blocks at that moment,
 //! and reads them again. So clients do not wait for the range while a slow disk fails one part
@@ -16,17 +16,19 @@ use super::run::SpanWriter;
 use super::span::{Span, Written};
 use crate::error::WritebackError;
 
-/// Number of parts of a failed write. With more parts, fewer writes fail until a block is found,
-/// each of which may take a disk many seconds; with fewer, fewer writes succeed in between.
+/// Number of parts of a failed write. With more parts, fewer writes fail until a block is isolated,
+/// each of which may take a disk many seconds; with fewer parts, fewer successful writes are needed
+/// in between.
 pub(crate) const PARTS: usize = 16;
 
-/// Pauses before each retry of a block alone that was not refused before: disks and paths have
-/// errors that pass.
+/// Pauses before each retry of a single block that was not refused before, because disks and paths
+/// have transient errors.
 const RETRY_AFTER: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
 
 impl SpanWriter<'_> {
     /// Writes a span back, see [`SpanWriter::write_back_span`], and splits it as long as a part
-    /// fails and others may not. Blocks that the origin refuses alone are listed, and are no error.
+    /// fails and others may succeed. Blocks that the origin refuses alone are listed, and are no
+    /// error.
     pub(crate) async fn write_back_parts(
         self,
         span: Span,
@@ -83,10 +85,10 @@ impl SpanWriter<'_> {
         (written, error.map_or(Ok(()), Err))
     }
 
-    /// Tries a block again that could not be written alone, and lists it if that fails as well.
+    /// Tries a single block again that could not be written, and lists it if that fails as well.
     ///
     /// # Errors
-    /// It is not listed: there are too many, or the error is another one.
+    /// The block is not listed, because there are too many, or because the error is another one.
     async fn write_back_alone(
         self,
         block: OriginBlock,
@@ -115,7 +117,7 @@ impl SpanWriter<'_> {
         Ok(Vec::new())
     }
 
-    /// Returns a refused block as one that was written: a planted bug.
+    /// Returns a refused block as if it had been written: a planted bug.
     fn as_if_written(self, block: OriginBlock, why: WritebackReason) -> Vec<Written> {
         let (volume, store) = (&self.0.volume, &self.0.cache.store);
         let found = store.peek(&volume.space, block).filter(|found| found.entry.dirty);

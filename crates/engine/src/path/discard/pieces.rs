@@ -28,26 +28,27 @@ use crate::io::policy::Policy;
 use crate::state::discarding::{LONG_PIECE, ZeroBy};
 use crate::state::ranges::RangeGuard;
 
-/// Blocks that are looked up before other tasks of the lane have their turn.
+/// Blocks that are looked up before other tasks of the lane run.
 const LOOKED_UP: u64 = 512;
 
 /// Maximum number of dirty blocks of a piece.
 const MOST_DIRTY: usize = 1 << 14;
 
-/// The cached blocks that were found in a piece.
+/// The cached blocks of a piece.
 struct TakenOut {
-    /// The end of the blocks that were looked up. No copy of these is left, but for the dirty ones.
+    /// The end of the looked-up blocks. Of these, only dirty copies are left.
     end: OriginBlock,
     /// Ascending.
     dirty: Vec<OriginBlock>,
-    /// Whether a power failure may remove a dirty version, and bring back the copy that it
+    /// Whether a power failure could remove a dirty version and so bring back the copy that it
     /// replaced.
     undurable: bool,
 }
 
 impl<'a> Discarder<'a> {
-    /// Zeroes whole blocks from `at` on, which it advances, in pieces, so that locks and memory do
-    /// not grow with the request. Ends before `end` if the origin does not support it.
+    /// Zeroes whole blocks from `at` on, and advances `at`. Works in pieces, so that locks and
+    /// memory do not grow with the request. Ends before `end` if the origin does not support
+    /// zeroing.
     pub(super) async fn zero_blocks(
         self,
         at: &mut OriginBlock,
@@ -68,9 +69,8 @@ impl<'a> Discarder<'a> {
         Ok(())
     }
 
-    /// Zeroes blocks at the beginning of a piece, and returns their end; `None`: the origin does
-    /// not support it. `end` is the end of the request's blocks, where the origin can be zeroed in
-    /// any case.
+    /// Zeroes blocks at the beginning of a piece, and returns their end, or `None` if the origin
+    /// does not support it. `end` is the end of the request's blocks, which the caller has aligned.
     async fn zero_piece(
         self,
         piece: Range<OriginBlock>,
@@ -93,7 +93,7 @@ impl<'a> Discarder<'a> {
         volume.still_there()?;
         let logical = volume.origin.logical_block();
         let good = |to: &OriginBlock| *to == end || bytes(*to).end.is_multiple_of(logical);
-        // Each some blocks end where a logical block does, so there is one.
+        // A block end is aligned to a logical block at least once in a few blocks, so one is found.
         let ends = (piece.start.0 + 1..=taken_out.0).rev().map(OriginBlock);
         let to = ends.into_iter().find(good).unwrap_or(piece.end);
         dirty.truncate(dirty.partition_point(|block| *block < to));
@@ -102,7 +102,7 @@ impl<'a> Discarder<'a> {
         if !dirty.is_empty() {
             match zeroed {
                 Ok(true) => self.give_up(&dirty, bytes(to)).await?,
-                // Blocks that writeback wrote there may be zeroes now.
+                // Blocks that writeback wrote in this range may be zeroes now.
                 Err(_) => volume.origin_is_uncertain(),
                 Ok(false) => (),
             }
@@ -111,7 +111,7 @@ impl<'a> Discarder<'a> {
         Ok(zeroed?.then_some(to))
     }
 
-    /// Forgets the clean copies of a piece, until it has taken long or found many dirty ones.
+    /// Forgets the clean copies of a piece, until that has taken long or has found many dirty ones.
     async fn take_out(self, piece: Range<OriginBlock>) -> TakenOut {
         let volume = &self.0.volume;
         let store = self.0.store.store();
@@ -170,7 +170,8 @@ impl<'a> Discarder<'a> {
         }
     }
 
-    /// Zeroes a range of the origin. `false`: it does not support that, and nothing has changed.
+    /// Zeroes a range of the origin. Returns `false` if the origin does not support that; nothing
+    /// has changed then.
     async fn zero_origin(
         self,
         range: Range<u64>,
@@ -208,7 +209,7 @@ impl<'a> Discarder<'a> {
             })?;
         }
         for some in dirty.chunks(LOOKED_UP as usize) {
-            // A removed volume keeps its dirty blocks: it may be attached again already.
+            // A removed volume keeps its dirty blocks, because it may be attached again already.
             volume.still_there()?;
             some.iter().for_each(|block| self.forget(*block, |_| true));
             yield_now().await;

@@ -10,8 +10,8 @@ use super::Cache;
 pub(crate) type CacheWork<T> = Pin<Box<dyn Future<Output = T>>>;
 
 impl Cache {
-    /// Waits for work to end, unless the cache device hangs: then returns `None`, and the caller
-    /// still owns the work.
+    /// Waits for work to end. If the cache device hangs, returns `None`, and the caller still owns
+    /// the work.
     pub(crate) async fn unless_hung<F: Future + Unpin>(&self, work: &mut F) -> Option<F::Output> {
         loop {
             let changed = self.health.changed.listen();
@@ -33,8 +33,8 @@ impl Cache {
         }
     }
 
-    /// Like [`Cache::unless_hung`], for work that may be abandoned only if a note can record that:
-    /// without a ledger, or before the index is loaded, always waits for its end.
+    /// Waits like [`Cache::unless_hung`], for work that may be abandoned only if a note can record
+    /// that. Without a ledger, or before the index is loaded, waits until the work ends.
     pub(crate) async fn unless_it_can_be_noted<T>(&self, work: &mut CacheWork<T>) -> Option<T> {
         match self.ledger() {
             Some(_) if self.store.is_loaded() => self.unless_hung(work).await,

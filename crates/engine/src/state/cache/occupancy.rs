@@ -20,14 +20,14 @@ impl Cache {
         {
             return known.clone();
         }
-        // Counts without the lock, so that readers of the last count do not wait.
+        // Counts without the lock, so that readers of the last count need not wait.
         let all = self.occupancy();
         *self.counted.lock() = Some((now, all.clone()));
         all
     }
 
-    /// Returns the cached blocks of a volume as [`Cache::occupancy_lately`] last counted them.
-    /// `None`: never.
+    /// Returns the number of cached blocks of a volume in the last count of
+    /// [`Cache::occupancy_lately`], or `None` before the first.
     pub fn cached_as_counted(&self, volume: VolumeId) -> Option<u64> {
         let counted = self.counted.lock();
         counted.as_ref().and_then(|(_, known)| known.get(&volume)).map(|own| own.cached)
@@ -59,31 +59,30 @@ impl Cache {
         });
     }
 
-    /// Returns the space, in blocks, of versions that origins still have to get: dirty blocks, and
-    /// on ordered volumes everything in segments with held versions, because those segments cannot
-    /// be reclaimed.
+    /// Returns the space, in blocks, of versions that origins have not received yet: dirty blocks,
+    /// and on ordered volumes everything in segments with held versions, because those segments
+    /// cannot be reclaimed.
     pub(crate) fn unwritten_blocks(&self) -> u64 {
         let versions = self.sum_volumes(|volume| self.unwritten_of(volume));
         versions + self.detached.dirty() + self.beside_held()
     }
 
-    /// Returns the space, in blocks, in segments with held versions that is not taken by held
-    /// versions.
+    /// Returns the space, in blocks, that segments with held versions use for other data.
     fn beside_held(&self) -> u64 {
         let room = u64::from(self.store.segments.with_held()) * self.store.cells_per_segment();
         room.saturating_sub(self.sum_volumes(|volume| self.held_of(volume)))
     }
 
-    /// Returns the part of [`Cache::unwritten_blocks`] that cannot be written back at the moment:
-    /// the volumes are not attached, or their origins take no writes, or refuse these blocks. The
+    /// Returns the part of [`Cache::unwritten_blocks`] that cannot be written back at present: the
+    /// volumes are not attached, or their origins accept no writes, or refuse these blocks. The
     /// other volumes share the rest of the cache.
     pub(crate) fn bound_blocks(&self) -> u64 {
         let bound = |volume: &Volume| match volume.is_bound() {
             true => self.unwritten_of(volume),
             false => volume.refused_count(),
         };
-        // Which ordered volume holds a segment is not known: count all as bound if any attached
-        // ordered volume is bound, or no ordered volume is attached.
+        // The ordered volume that holds a segment is unknown, so all are counted as bound if any
+        // attached ordered volume is bound or no ordered volume is attached.
         let ordered = |bound| {
             move |volume: &Volume| u64::from(volume.is_ordered() && volume.is_bound() == bound)
         };

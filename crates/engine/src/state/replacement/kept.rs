@@ -1,15 +1,16 @@
 //! The number of blocks that the policy keeps: its share of the usable blocks, or fewer.
 //!
-//! The share assumes a log in which only kept blocks stay. Demoted blocks that are dirty stay too,
-//! and overwritten ones leave holes. If reclaim finds the cheapest segment too full, it evicts all
-//! clean blocks in it, whatever they are worth. So the policy then keeps fewer, until that is rare.
+//! The share assumes a log in which only kept blocks stay. But demoted dirty blocks stay too, and
+//! overwritten blocks leave holes. If reclaim finds even the cheapest segment too full, it evicts
+//! all clean blocks in it, whatever their value. The policy then keeps fewer blocks, until that is
+//! rare.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_policy::Shares;
 
-/// Parts (one in this many) of the usable blocks that the policy yields for a segment that is too
-/// full, and regains for each that is not: in the long run one segment of seventeen is too full.
+/// The policy gives up `1 / YIELDED_AT_ONCE` of the usable blocks for a segment that is too full,
+/// and regains less for each that is not: in the long run one segment of seventeen is too full.
 const YIELDED_AT_ONCE: u64 = 128;
 const REGAINED_AT_ONCE: u64 = 2048;
 
@@ -29,7 +30,7 @@ impl Kept {
         self.shares.kept.saturating_sub(self.yielded.load(Ordering::Relaxed)).max(1)
     }
 
-    /// Learns from a segment that reclaim took as the cheapest. Only one task reclaims.
+    /// Adapts to a segment that reclaim took as the cheapest. Only one task reclaims.
     pub(crate) fn found(&self, too_full: bool) {
         let part = |parts: u64| (self.shares.room / parts).max(1);
         let yielded = self.yielded.load(Ordering::Relaxed);

@@ -5,7 +5,8 @@
 //! events of two lanes may be applied in the wrong order. That affects only which blocks are kept:
 //! an event about a cell that has meanwhile been reused is corrected when its segment is reclaimed.
 //!
-//! Blocks that the policy evicts stay readable until then, and are inserted again on a hit.
+//! Blocks that the policy evicts stay readable until their segment is reclaimed, and a hit inserts
+//! them again.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -107,13 +108,13 @@ impl ListPolicy {
             noted.push(event);
             noted.len() >= NOTED
         };
-        // If the policy is locked, its holder or the next event applies these.
+        // If the policy is locked, the holder of the lock or the next event applies these.
         if full && let Some(mut listener) = self.listener.try_lock() {
             self.hear(&mut listener);
         }
     }
 
-    /// Applies all buffered events to the policy, and lets it give up blocks until it keeps `most`.
+    /// Applies all buffered events to the policy, and makes it evict blocks until it keeps `most`.
     pub(crate) fn demote(&self, most: u64) {
         let mut listener = self.listener.lock();
         self.hear(&mut listener);
@@ -205,7 +206,7 @@ impl ListPolicy {
         self.kept_in.get(segment.0 as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Removes a segment's blocks from the policy: the segment is about to be free.
+    /// Removes a segment's blocks from the policy, because the segment is about to become free.
     pub(crate) fn emptied(&self, segment: SegmentId) {
         let mut listener = self.listener.lock();
         self.hear(&mut listener);
@@ -218,7 +219,7 @@ impl ListPolicy {
         }
     }
 
-    /// Returns whether an absent block may enter. Asked once for each miss.
+    /// Returns whether an absent block may enter. Must be called once per miss.
     pub(crate) fn admits(&self, key: Key) -> bool {
         if self.lets_all_in {
             return true;

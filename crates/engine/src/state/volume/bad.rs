@@ -11,7 +11,8 @@ use crate::state::volume::Volume;
 impl Volume {
     /// Records that a dirty block cannot be read back.
     pub(crate) fn add_bad(&self, block: OriginBlock) {
-        // It counts as one of the two, or blocks that can be written would seem to be none.
+        // The block counts as only one of the two; otherwise the number of blocks that can be
+        // written would be too low.
         self.remove_refused(block);
         let mut bad = self.bad.bad.lock();
         self.bad.any.store(true, Ordering::Relaxed);
@@ -49,7 +50,7 @@ impl Volume {
         self.try_unreadable_again();
     }
 
-    /// Like [`Volume::try_bad_again`], for blocks that cannot be read back.
+    /// Begins a round like [`Volume::try_bad_again`], for blocks that cannot be read back.
     pub(crate) fn try_unreadable_again(&self) {
         if self.has_bad() {
             let mut bad = self.bad.bad.lock();
@@ -60,7 +61,7 @@ impl Volume {
         }
     }
 
-    /// Returns the bad blocks that have not been tried in this round. The caller tries them.
+    /// Returns the bad blocks that have not been tried in this round, for the caller to try.
     pub(crate) fn bad_to_try(&self) -> Vec<OriginBlock> {
         if !self.has_bad() {
             return Vec::new();
@@ -76,9 +77,9 @@ impl Volume {
         blocks
     }
 
-    /// Records that a block has been read: it is no longer bad. A block of an ordered volume is
-    /// listed until it is clean, because ordered writeback writes the blocks of its groups, and
-    /// this one is in none.
+    /// Records that a block has been read, so that it is no longer bad. A block of an ordered
+    /// volume stays listed until it is clean, because ordered writeback writes the blocks of its
+    /// groups, and this block is in none.
     pub(crate) fn reads_again(&self, block: OriginBlock) {
         let was_bad = match self.is_ordered() {
             true => self.bad.bad.lock().try_soon(block),
@@ -111,8 +112,8 @@ impl Volume {
         self.bad.bad.lock().blocks.range(first..end).map(|(block, _)| *block).collect()
     }
 
-    /// Returns how many dirty blocks could not be read, or were refused by the origin, in this
-    /// round: waiting for them is pointless.
+    /// Returns the number of dirty blocks that could not be read, or were refused by the origin, in
+    /// this round, so that waiting for them is pointless.
     pub(crate) fn bad_count(&self) -> u64 {
         self.unreadable_count() + self.refused_count()
     }

@@ -27,7 +27,7 @@ pub(crate) fn bytes_of(sectors: &Range<u32>) -> Range<usize> {
 }
 
 impl Volume {
-    /// Checks that a request's range is whole sectors within the volume.
+    /// Checks that a request's range consists of whole sectors within the volume.
     pub(crate) fn check_range(&self, offset: u64, len: u64, write: bool) -> Result<(), IoError> {
         if !offset.is_multiple_of(SECTOR_SIZE) || !len.is_multiple_of(SECTOR_SIZE) {
             return Err(IoError::Invalid);
@@ -57,8 +57,8 @@ impl Volume {
         byte.saturating_sub(self.alignment)
     }
 
-    /// Returns the blocks of the volume that a byte range touches. The range may go beyond the end
-    /// of the volume, as logical blocks of the origin do, or an origin that has grown.
+    /// Returns the blocks of the volume that a byte range touches. The range may extend beyond the
+    /// end of the volume, because of the origin's logical blocks or because the origin has grown.
     pub(crate) fn blocks(&self, range: Range<u64>) -> Range<u64> {
         let first = self.block.block_of(range.start + self.alignment).0;
         let end = range.end.min(self.size);
@@ -68,13 +68,12 @@ impl Volume {
         first..self.block.block_of(end - 1 + self.alignment).0 + 1
     }
 
-    /// Returns the blocks that ranges of bytes touch, in any order and as far as they are within
-    /// the volume.
+    /// Returns the blocks within the volume that ranges of bytes touch, in any order.
     pub fn blocks_of(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> BlockSet {
         BlockSet::of(ranges.into_iter().map(|range| self.blocks(range)))
     }
 
-    /// Returns the ranges of bytes of the volume that blocks have, in ascending order.
+    /// Returns the byte ranges of the volume that blocks occupy, in ascending order.
     pub fn bytes_of(&self, blocks: &BlockSet) -> Vec<Range<u64>> {
         let range = |run: &Range<u64>| {
             let last = OriginBlock(run.end - 1);
@@ -90,7 +89,7 @@ impl Volume {
     }
 
     /// Widens a byte range to whole blocks within the volume, and to whole logical blocks of the
-    /// origin: a write of a part of a logical block reads and writes all of it.
+    /// origin, because a write of a part of a logical block reads and writes all of it.
     pub(crate) fn widen(&self, range: Range<u64>) -> Range<u64> {
         let blocks = self.blocks(range.clone());
         if blocks.is_empty() {
@@ -124,8 +123,8 @@ impl Volume {
         })
     }
 
-    /// Returns the mask to store for a version with these valid sectors: sectors outside the volume
-    /// count as valid, and `None` means all.
+    /// Returns the mask to store for a version with these valid sectors. Sectors outside the volume
+    /// count as valid, and `None` means that all are.
     pub(crate) fn mask(&self, block: OriginBlock, mut valid: SectorMask) -> Option<SectorMask> {
         let inside = self.sectors_inside(block);
         valid.insert(0..inside.start);
@@ -133,8 +132,8 @@ impl Volume {
         (!valid.is_all()).then_some(valid)
     }
 
-    /// Returns the sectors of a block that are valid by its mask (`None`: all) and lie within the
-    /// volume.
+    /// Returns the sectors of a block that are valid by its mask (`None` for all) and lie within
+    /// the volume.
     pub(crate) fn valid_sectors(
         &self,
         block: OriginBlock,

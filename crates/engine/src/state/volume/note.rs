@@ -11,7 +11,7 @@ use crate::state::dirty_set::DirtySet;
 /// See the module.
 #[derive(Default)]
 pub(crate) struct VolumeNote {
-    /// Dirty blocks of the distrusting note, if any: nothing else on the cache device counts.
+    /// Dirty blocks of the distrusting note, if any: nothing else on the cache device is valid.
     pub(crate) dirty: Mutex<Option<Arc<DirtySet>>>,
     /// Whether there is a distrusting note.
     pub(crate) distrusts: AtomicBool,

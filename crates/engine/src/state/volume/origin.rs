@@ -1,5 +1,5 @@
 //! The state of a volume's origin: whether it answers, its last errors, whether it has shrunk or
-//! takes no writes, and whether another machine has it.
+//! accepts no writes, and whether another machine has taken it over.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,15 +17,15 @@ use crate::state::volume::Volume;
 pub(crate) struct OriginAccess {
     /// Whether clients may not write while the volume is started.
     read_only: bool,
-    /// Why the origin takes no writes at the moment, although clients may write.
+    /// Why the origin accepts no writes at present, although clients may write.
     protection: LastError,
-    /// Whether the device itself says so, and not just a write that it has refused.
+    /// Whether the device itself reports this, and not only a write that it has refused.
     is_protected: AtomicBool,
     /// Number of times that the origin became writable again.
     healed: AtomicU64,
     /// Whether it was logged that the origin has shrunk.
     shrunk_told: AtomicBool,
-    /// Whether a stop must not record by which content the origin is recognised.
+    /// Whether a stop must not record the content by which the origin is recognised.
     pub(crate) leaves_no_print: AtomicBool,
     /// Whether the origin was taken over by another machine.
     is_fenced: AtomicBool,
@@ -41,7 +41,7 @@ impl OriginAccess {
 #[derive(Default)]
 pub(crate) struct OriginReads {
     pub(crate) bad: BadReads,
-    /// When it was last found out which part of a read failed, in nanoseconds.
+    /// The time at which the failing part of a read was last located, in nanoseconds.
     pub(crate) located: AtomicU64,
     /// The error of the last read, if it failed.
     pub(crate) error: LastError,
@@ -49,19 +49,19 @@ pub(crate) struct OriginReads {
 }
 
 impl Volume {
-    /// Returns for how long the origin has not answered, if an operator should see that.
+    /// Returns the time for which the origin has not answered, if it is long enough to be reported.
     pub fn origin_waits(&self) -> Option<Duration> {
         self.waits.too_long()
     }
 
-    /// Returns for how long the origin has not been accessed now, and how long it has rested in
-    /// all, see [`RESTS_AFTER`](crate::RESTS_AFTER).
+    /// Returns the time for which the origin has now not been accessed, and the total time of its
+    /// rests, see [`RESTS_AFTER`](crate::RESTS_AFTER).
     pub fn origin_rests(&self) -> (Duration, Duration) {
         let (rest, now) = (&self.stats.rest, self.waits.now());
         (rest.current(now), rest.total(now))
     }
 
-    /// Returns whether distance costs time on the origin, by its own account or the setting's.
+    /// Returns whether distance costs time on the origin, according to the device or the setting.
     pub fn is_rotational(&self) -> bool {
         self.in_force.rotational.load(Ordering::Relaxed)
     }
@@ -71,13 +71,13 @@ impl Volume {
         self.reads.error.get()
     }
 
-    /// Returns the error of the last write to the origin for a client, if it failed.
+    /// Returns the error of the last write of a client to the origin, if that failed.
     pub fn origin_write_error(&self) -> Option<String> {
         self.write_error.get()
     }
 
-    /// Returns a message if the origin has shrunk while it was served. The data behind its new end
-    /// is lost.
+    /// Returns a message if the origin has shrunk during service. The data beyond its new end is
+    /// lost.
     pub fn origin_shrunk(&self) -> Option<String> {
         let left = self.origin.shrunk_to()?;
         let size = self.origin.size();
@@ -85,7 +85,7 @@ impl Volume {
     }
 
     /// Prevents a stop from recording anything by which another device with the same content would
-    /// be taken for the origin: the path of the origin leads to another device.
+    /// be taken for the origin, because the path of the origin leads to another device.
     pub fn leave_no_print(&self) {
         self.access.leaves_no_print.store(true, Ordering::Relaxed);
     }
@@ -101,27 +101,27 @@ impl Volume {
         Some(fenced)
     }
 
-    /// Returns whether clients are refused because of that.
+    /// Returns whether clients are refused because of a take-over.
     #[inline]
     pub(crate) fn is_fenced(&self) -> bool {
         self.access.is_fenced.load(Ordering::Relaxed)
     }
 
-    /// Returns whether clients may not write as long as the volume is started.
+    /// Returns whether clients may not write while the volume is started.
     #[inline]
     pub fn is_read_only(&self) -> bool {
         self.access.read_only
     }
 
     /// Returns whether clients' writes are refused, because the volume is read-only or its origin
-    /// takes none: acknowledged data must have a way to the origin (invariant 36).
+    /// accepts none: acknowledged data must be able to reach the origin (invariant 36).
     #[inline]
     pub(crate) fn refuses_writes(&self) -> bool {
         (self.access.read_only || self.access.protection.is_set())
             && !planted::has(PlantedBug::ProtectionIgnored)
     }
 
-    /// Returns a message if dirty blocks have no way to the origin, because it takes no writes; and
+    /// Returns a message if dirty blocks cannot reach the origin because it accepts no writes, or
     /// if clients are refused for that reason.
     pub fn origin_protected(&self) -> Option<String> {
         if let Some(cause) = self.access.protection.get() {
@@ -136,15 +136,15 @@ impl Volume {
         })
     }
 
-    /// Returns a message if there are dirty blocks and an attempt to write them to the origin is
-    /// pointless.
+    /// Returns a message if there are dirty blocks and an attempt to write them to the origin would
+    /// be pointless.
     pub(crate) fn kept_from_origin(&self) -> Option<String> {
         self.look_at_protection();
         let hopeless = self.access.read_only || self.access.is_protected.load(Ordering::Relaxed);
         self.origin_protected().filter(|_| hopeless && self.dirty_blocks() > 0)
     }
 
-    /// Records that the origin takes no writes.
+    /// Records that the origin accepts no writes.
     pub(crate) fn protected(&self, cause: &impl Display) {
         if self.access.read_only {
             return;
@@ -158,13 +158,14 @@ impl Volume {
         self.access.protection.set(cause);
     }
 
-    /// Returns how often the origin has become writable again, so that waiting for that can end.
+    /// Returns the number of times that the origin became writable again, so that a wait for it can
+    /// end.
     pub(crate) fn healed(&self) -> u64 {
         self.access.healed.load(Ordering::SeqCst)
     }
 
-    /// Checks whether the origin takes writes. If only a write shows that it takes none, a write
-    /// has to show that it takes them again.
+    /// Checks whether the origin accepts writes. If only a failed write has shown that it does not,
+    /// a successful write must show that it does again.
     fn look_at_protection(&self) {
         if let Some(cause) = self.origin.write_protected() {
             self.access.is_protected.store(true, Ordering::Relaxed);
@@ -183,8 +184,8 @@ impl Volume {
         }
     }
 
-    /// Checks whether the origin was taken over, has shrunk or takes no writes, and logs that once.
-    /// Tells the shadow caches how much waits to be written to it.
+    /// Checks whether the origin was taken over, has shrunk or accepts no writes, and logs each
+    /// once. Tells the shadow caches how much data waits to be written to it.
     pub(crate) fn look_at_origin(&self) {
         self.watched.set_dirty(self.dirty_blocks());
         self.origin_fenced();

@@ -14,7 +14,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Begins to record. `None`: the volume is being recorded already.
+    /// Begins a recording. Returns `None` if the volume is being recorded already.
     pub fn begin(volume: &Arc<Volume>) -> Option<Self> {
         let mut place = volume.recorder.rings.write();
         if place.is_some() {
@@ -27,12 +27,12 @@ impl Recording {
         Some(Recording { volume: Arc::downgrade(volume), rings })
     }
 
-    /// Returns the most requests that wait to be taken, on this many lanes.
+    /// Returns the most requests that can wait to be taken, for this number of lanes.
     pub fn most(lanes: usize) -> usize {
         RecordingRings::EACH * lanes
     }
 
-    /// Returns the bytes that a recording takes on this many lanes.
+    /// Returns the bytes of memory of a recording, for this number of lanes.
     pub fn bytes(lanes: usize) -> u64 {
         (Recording::most(lanes) * RecordingRings::BYTES) as u64
     }
@@ -42,7 +42,7 @@ impl Recording {
         self.rings.take(into);
     }
 
-    /// Returns how many requests found their ring full so far, and are left out.
+    /// Returns the number of requests so far that found their ring full and were left out.
     pub fn left_out(&self) -> u64 {
         self.rings.left_out()
     }

@@ -14,13 +14,13 @@ use crate::state::volume::Volume;
 const NAMED: usize = 3;
 
 impl Volume {
-    /// Records that the origin does not take a dirty block, written alone. `false`: too many are
-    /// listed already.
+    /// Records that the origin refuses a dirty block that was written alone. Returns `false` if too
+    /// many are listed already.
     pub(crate) fn refuses(&self, block: OriginBlock, error: &DeviceError, now: Nanos) -> bool {
         if planted::has(PlantedBug::RefusalForgotten) {
             return true;
         }
-        // It could be read just now. It counts as one of the two.
+        // The block was just read, so it is not bad any more; it counts as only one of the two.
         self.remove_bad(block);
         let listed = self.refused.with(|list| {
             if !list.has_room() {
@@ -46,10 +46,10 @@ impl Volume {
         listed.is_some()
     }
 
-    /// Records that the origin has taken a write.
+    /// Records that the origin has accepted a write.
     pub(crate) fn origin_takes(&self) {
         if self.refused.succeeded() {
-            // Blocks that were refused while the origin took nothing may be writable.
+            // Blocks that were refused while the origin accepted nothing may be writable.
             self.try_refused_again();
         }
     }
@@ -83,11 +83,11 @@ impl Volume {
         if self.has_refused() { self.refused.with(|list| list.bad.blocks.len() as u64) } else { 0 }
     }
 
-    /// Returns how many dirty blocks writeback need not wait for: the origin refuses them alone,
-    /// and takes others.
+    /// Returns the number of dirty blocks that writeback need not wait for, because the origin
+    /// refuses them and accepts others.
     pub(crate) fn passed_over(&self) -> u64 {
-        // An origin that takes nothing refuses each block sooner or later, and none has been passed
-        // over.
+        // An origin that accepts nothing refuses each block sooner or later, and none of them was
+        // passed over.
         if self.refused.takes_nothing() { 0 } else { self.all_refused() }
     }
 
@@ -106,9 +106,9 @@ impl Volume {
         }
     }
 
-    /// Records that a block is no longer dirty, or that the origin has taken it. In the latter case
-    /// it may stay dirty until the origin is synced, or because others of its ordered group are
-    /// refused.
+    /// Records that a block is no longer dirty, or that the origin has accepted it. In the latter
+    /// case it may stay dirty until the origin is synced, or because others of its ordered group
+    /// are refused.
     #[inline]
     pub(crate) fn remove_refused(&self, block: OriginBlock) {
         if self.has_refused() {
@@ -141,7 +141,7 @@ impl Volume {
         ranges
     }
 
-    /// Returns the error that names them, if there are any.
+    /// Returns the error that names the refused blocks, if there are any.
     pub(crate) fn refusal(&self) -> Option<WritebackError> {
         let ranges = self.refused_ranges();
         let error = self.refused.with(|list| list.error.clone())?;

@@ -1,4 +1,4 @@
-//! The settings of a volume, and what each request reads of them.
+//! The settings of a volume, and the values of them that each request reads.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -54,7 +54,7 @@ impl Volume {
         }
         let limit = settings.cache_watermarks().1;
         self.in_force.dirty_limit.store(limit, Ordering::SeqCst);
-        // A RAM tier sees all that clients ask for, and simulates by itself.
+        // A RAM tier sees all requests of clients, and simulates by itself.
         let setup = simulated(&settings, self.sizes, self.block.bytes());
         let setup = setup.filter(|setup| setup.now.ram == 0);
         self.watched.simulate(setup, self.stats.blocks(), &self.memory);

@@ -14,7 +14,7 @@ use crate::state::volume::{Volume, VolumeState};
 /// See the module.
 #[derive(Default)]
 pub(crate) struct WritebackState {
-    /// Wakes writeback: something that it depends on has changed.
+    /// Notified when something that writeback depends on has changed.
     pub(crate) wanted: Notify,
     /// Dirty blocks have become fewer, or writeback has failed.
     pub(crate) progress: Notify,
@@ -27,8 +27,8 @@ pub(crate) struct WritebackState {
     failed_sweeps: AtomicU64,
     /// Whether only ordered writeback may write to the origin.
     ordered: AtomicBool,
-    /// Whether reclaim has waited long enough for the origin, until the writeback it requested
-    /// ends.
+    /// Whether reclaim has waited too long for the origin; reset when the writeback that it
+    /// requested ends.
     overdue: AtomicBool,
     /// The last error, until nothing is dirty or a sweep has written everything.
     error: Mutex<Option<WritebackError>>,
@@ -37,7 +37,8 @@ pub(crate) struct WritebackState {
 }
 
 impl Volume {
-    /// Returns whether only ordered writeback may write to the origin: while set, and until done.
+    /// Returns whether only ordered writeback may write to the origin: while the setting is on, and
+    /// until the order has ended.
     #[inline]
     pub(crate) fn is_ordered(&self) -> bool {
         self.writeback.ordered.load(Ordering::SeqCst)
@@ -75,8 +76,8 @@ impl Volume {
         self.writeback.failed_sweeps.load(Ordering::SeqCst)
     }
 
-    /// Records how the last writeback ended. Errors of a volume that is being removed are not
-    /// failures: its dirty blocks stay in the cache.
+    /// Records how the last writeback ended. Errors of a volume that is being removed are no
+    /// failures, because its dirty blocks stay in the cache.
     pub(crate) fn set_writeback_error(&self, error: Option<WritebackError>) {
         let error = error.filter(|_| self.state() != VolumeState::Removed);
         let mut slot = self.writeback.error.lock();
@@ -98,8 +99,8 @@ impl Volume {
         self.writeback.progress.notify_all();
     }
 
-    /// Records that the origin takes writes again. The last error stays until nothing is dirty, or
-    /// a sweep has written everything: the blocks that it is about are perhaps still dirty
+    /// Records that the origin accepts writes again. The last error stays until nothing is dirty or
+    /// a sweep has written everything, because the blocks that it names may still be dirty
     /// (invariant 18).
     pub(crate) fn writeback_works(&self) {
         self.writeback.fails.store(false, Ordering::SeqCst);
@@ -111,19 +112,19 @@ impl Volume {
         self.writeback.fails.load(Ordering::SeqCst)
     }
 
-    /// Returns whether the volume is bound: its dirty blocks cannot be written back at the moment,
-    /// because its origin does not answer or may not be written, or writeback fails.
+    /// Returns whether the volume is bound: its dirty blocks cannot be written back at present,
+    /// because its origin does not answer or must not be written, or because writeback fails.
     pub(crate) fn is_bound(&self) -> bool {
         self.writeback_fails() || self.waits.is_hung() || self.is_read_only()
     }
 
-    /// Returns whether the volume's writers must not take the last free space in the cache: the
-    /// volume is bound, or may turn out to be.
+    /// Returns whether the volume's writers must not take the last free space in the cache, because
+    /// the volume is bound or may turn out to be.
     pub(crate) fn may_be_bound(&self) -> bool {
         self.is_bound() || self.waits.is_late()
     }
 
-    /// Returns whether reclaim may wait for the origin to take dirty blocks.
+    /// Returns whether reclaim may wait for the origin to accept dirty blocks.
     pub(crate) fn can_be_emptied(&self) -> bool {
         !self.is_bound() && !self.writeback.overdue.load(Ordering::SeqCst)
     }
@@ -132,8 +133,8 @@ impl Volume {
         self.writeback.overdue.store(overdue, Ordering::SeqCst);
     }
 
-    /// Returns why dirty blocks cannot be written back at the moment: all, or those that the origin
-    /// refuses.
+    /// Returns why dirty blocks cannot be written back at present: all of them, or those that the
+    /// origin refuses.
     pub fn writeback_error(&self) -> Option<WritebackError> {
         let error = self.writeback.error.lock().clone();
         error.or_else(|| self.refusal())
