@@ -20,8 +20,8 @@ pub use budget::WriteBudget;
 pub use congestion::LatencyMean;
 pub use ghost::{Ghost, Past, Recall};
 
-/// Whether a block that is not cached may enter under `rule`. A block that ghosts cannot remember
-/// may always enter.
+/// Returns whether a block that is not cached may enter under `rule`. A block that ghosts cannot
+/// remember may always enter.
 ///
 /// Second-hit admission is LARC ("Improving Flash-based Disk Cache with Lazy Adaptive Replacement",
 /// MSST 2013) with a memory of a fixed size. As in LARC, an evicted block has to be missed twice

@@ -116,7 +116,7 @@ pub trait BlockPolicy: Send {
     /// Notes that a resident block was read or written.
     fn hit(&mut self, node: Node);
 
-    /// Whether a missed block may enter. Called once per miss, right before
+    /// Returns whether a missed block may enter. Called once per miss, right before
     /// [`insert`](BlockPolicy::insert); a policy that admits only frequently requested blocks
     /// counts here. The default always admits.
     fn admits(&mut self, _key: Key) -> bool {
@@ -139,10 +139,10 @@ pub trait BlockPolicy: Send {
         self.insert(node, key)
     }
 
-    /// Makes room: evicts the block that the next insertion into a full cache would evict, as
-    /// nearly as the policy can tell without the key of the new block. Returns `None` if no block
-    /// is resident. For callers that keep blocks outside of the policy, because these must not be
-    /// evicted for now, and so need room before the policy is full.
+    /// Evicts the block that the next insertion into a full cache would evict, as nearly as the
+    /// policy can tell without the key of the new block. Returns `None` if no block is resident.
+    /// For callers that keep blocks outside of the policy, because these must not be evicted for
+    /// now, and so need room before the policy is full.
     fn evict(&mut self) -> Option<Node>;
 
     /// Removes a resident block that was invalidated. The policy does not remember it. A node that
@@ -182,8 +182,8 @@ pub fn build(kind: ReplacementKind, capacity: u32, nodes: u32, seed: u64) -> Box
     }
 }
 
-/// Builds the policy `kind` as it is in a log that has room for `room` blocks: it keeps a part of
-/// them ([`Shares`]).
+/// Builds the policy `kind` for a log with room for `room` blocks, of which it keeps a part
+/// ([`Shares`]).
 pub(crate) fn build_for_log(kind: ReplacementKind, room: u32, nodes: u32) -> Box<dyn BlockPolicy> {
     let shares = Shares::of(room.into(), kind);
     let kept = shares.kept.min(1 << 30) as u32;
@@ -193,8 +193,8 @@ pub(crate) fn build_for_log(kind: ReplacementKind, room: u32, nodes: u32) -> Box
     }
 }
 
-/// Returns the slow and short model of a policy, which evicts the same blocks. Random choices have
-/// none.
+/// Returns the slow and short model of a policy, which evicts the same blocks. Policies with random
+/// choices have no model.
 #[cfg(test)]
 fn naive_model(kind: ReplacementKind, capacity: usize) -> Option<Box<dyn naive::Naive>> {
     let line = |hits_count| Box::new(naive::NaiveLru { capacity, hits_count, line: Vec::new() });

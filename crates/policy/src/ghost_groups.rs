@@ -97,8 +97,8 @@ impl GhostGroups {
     }
 
     /// Returns whether demoted blocks come singly: fewer than two in five joined the ghost of a
-    /// neighbour. Of runs that fill their groups three in four do, of pages of two blocks one in
-    /// two.
+    /// neighbour. For runs that fill their groups, three in four do; for pages of two blocks, one
+    /// in two.
     pub fn are_single(&self) -> bool {
         self.joined.load(Ordering::Relaxed) < ALL / 5 * 2
     }

@@ -7,7 +7,7 @@
 //! - [`sequential`]: length of sequential streams, for the sequential cut-off
 //! - [`admission`]: whether a block may enter, one file per rule
 //! - [`replacement`]: S3-FIFO for a log, in four bits per block
-//! - [`GhostGroups`]: ghosts of the blocks that it demotes
+//! - [`GhostGroups`]: ghosts of the blocks that the ranks demote
 //! - [`curve`]: miss-ratio curves for caches of all sizes, from a sample of the blocks
 //! - [`whatif`]: shadow caches that predict the results of other settings
 //! - [`exact`]: block-based policies, with lists of blocks

@@ -31,7 +31,7 @@ use crate::writeback::Urgency;
 /// Proportional gain: change of the logarithm of the rate per change of the error.
 const PROPORTIONAL: f64 = 0.05;
 
-/// Integral gain: the same per second that the error lasts.
+/// Integral gain: the same change per second for which the error lasts.
 const INTEGRAL: f64 = 0.3;
 
 /// The rate is changed at most this often.
@@ -79,7 +79,7 @@ impl Default for RateControl {
 }
 
 impl RateControl {
-    /// Whether it is time for [`RateControl::look`].
+    /// Returns whether [`RateControl::look`] is due.
     pub fn is_due(&self, now: Nanos) -> bool {
         self.looked.is_none_or(|looked| now.since(looked) >= INTERVAL)
     }
@@ -103,7 +103,7 @@ impl RateControl {
         self.rate = wanted.min(reachable.max(4.0 * least)).clamp(least, most);
     }
 
-    /// Returns the rate for writeback in bytes per second; `None`: as fast as the origin can.
+    /// Returns the rate for writeback in bytes per second; `None` for as fast as the origin can.
     pub fn rate(&self, urgency: Urgency, settings: &Settings) -> Option<u64> {
         let (least, most) = limits(settings);
         let ceiling = (settings.writeback_rate_max > 0).then_some(settings.writeback_rate_max);
@@ -151,7 +151,8 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// Returns when the next bytes may be written at `rate` bytes per second; `None`: now.
+    /// Returns the time at which the next bytes may be written at `rate` bytes per second; `None`
+    /// for now.
     pub fn wait(&mut self, now: Nanos, rate: Option<u64>) -> Option<Nanos> {
         let Some(rate) = rate else {
             (self.credit, self.filled) = (0.0, now);

@@ -55,7 +55,7 @@ impl Rank {
         self.0
     }
 
-    /// Whether the policy keeps the block, so that reclaim reinserts it.
+    /// Returns whether the policy keeps the block, so that reclaim reinserts it.
     #[inline]
     pub fn is_kept(self) -> bool {
         self.0 != 0
@@ -118,7 +118,7 @@ impl Rank {
 /// Parameters of S3-FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct S3FifoParameters {
-    /// The small queue has this part of the kept blocks: 32 is a thirty-second.
+    /// Divisor for the size of the small queue: 32 for a thirty-second of the kept blocks.
     pub small: u64,
     /// Uses in the small queue that promote a block to the main queue.
     pub promoting_uses: u8,
@@ -136,19 +136,19 @@ impl S3FifoParameters {
     pub const S3_FIFO: S3FifoParameters =
         S3FifoParameters { small: 32, promoting_uses: 2, renews: true };
 
-    /// The rule of the log while demoted blocks have few neighbours among the ghosts. Those then
-    /// reach back over fewer blocks, so blocks get more time in the small queue; and where each use
-    /// is a request of its own, one is as good as two.
+    /// The rule of the log while demoted blocks have few neighbours among the ghosts. Ghosts then
+    /// reach back over fewer blocks, so blocks get more time in the small queue. And each use is
+    /// then a request of its own, so one use is enough for promotion.
     pub const S3_FIFO_OF_SINGLE_BLOCKS: S3FifoParameters =
         S3FifoParameters { small: 4, promoting_uses: 1, renews: true };
 }
 
 /// Returns the percentage of the blocks which fit in the log that a policy keeps.
 ///
-/// With a higher one, reclaimed segments are fuller and more is reinserted, see
+/// With a higher percentage, reclaimed segments are fuller and more is reinserted, see
 /// `docs/notebook/policies.md`. Policies with lists should hit as well as in a cache without a log.
-/// Random replacement gives up blocks evenly over all segments, so reclaim would gain little from
-/// any of them with a higher share.
+/// Random replacement evicts blocks evenly over all segments, so with a higher share reclaim would
+/// gain little from any of them.
 pub fn kept_percent(kind: ReplacementKind) -> u64 {
     match kind {
         ReplacementKind::S3Fifo => 88,
@@ -177,8 +177,8 @@ impl Shares {
         Shares { kept: (room * percent / 100).max(1), room: room.max(1) }
     }
 
-    /// Returns the share of the small queue, one in `part` of the kept blocks: while it has more
-    /// blocks, they are demoted first.
+    /// Returns the share of the small queue, `1 / part` of the kept blocks. While the queue has
+    /// more blocks, they are demoted first.
     pub fn small(&self, part: u64) -> u64 {
         (self.kept / part.max(1)).max(1)
     }

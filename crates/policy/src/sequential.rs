@@ -27,8 +27,8 @@
 //! instead; behind a network there are no tasks.
 //!
 //! One table per volume and lane, without locks. A client that spreads a stream over connections on
-//! several lanes is found by [`SharedStreams`]. [`StreamRoute`] decides whether it pays to send
-//! long writes round the cache.
+//! several lanes is found by [`SharedStreams`]. [`StreamRoute`] decides whether long writes should
+//! bypass the cache.
 
 mod route;
 mod shared;
@@ -51,7 +51,7 @@ const MAX_DISTANCE: u64 = 3;
 /// Requests after which a stream is established.
 const ESTABLISHED: u8 = 3;
 
-/// An established stream may be replaced when this many requests have come since its last one.
+/// An established stream may be replaced when this many requests have arrived since its last one.
 const PATIENCE: u32 = 8192;
 
 /// Number of remembered ends of streams that left the table.
@@ -67,7 +67,8 @@ pub struct StreamLength {
 }
 
 impl StreamLength {
-    /// Whether the request bypasses the cache at a threshold of `threshold` bytes; 0 means never.
+    /// Returns whether the request bypasses the cache at a threshold of `threshold` bytes; 0 means
+    /// never.
     pub fn bypass(self, threshold: u64) -> bool {
         threshold != 0 && self.run >= threshold
     }
@@ -79,18 +80,18 @@ struct Stream {
     end: u64,
     /// Bytes covered so far.
     run: u64,
-    /// Bytes before `end` that were skipped and have not come since.
+    /// Bytes before `end` that were skipped and have not arrived since.
     holes: u64,
     is_write: bool,
-    /// Requests so far, up to [`ESTABLISHED`]; 0: another stream has replaced it.
+    /// Number of requests so far, up to [`ESTABLISHED`]; 0 if another stream has replaced this one.
     requests: u8,
-    /// The list that contains it.
+    /// The list that contains the stream.
     list: Which,
-    /// Sequence number of its last request.
+    /// Sequence number of the stream's last request.
     heard: u32,
     /// Next in the chain of the same hash bucket.
     chain: u16,
-    /// Neighbours in its list.
+    /// Neighbours in the list.
     newer: u16,
     older: u16,
 }
@@ -116,7 +117,7 @@ pub struct SequentialCutoff {
     capacity: usize,
     buckets: Vec<u16>,
     shift: u32,
-    /// By [`Which`].
+    /// The lists, by [`Which`].
     lists: [StreamList; 2],
     /// Requests so far; wraps.
     requests: u32,
@@ -141,7 +142,7 @@ impl SequentialCutoff {
         }
     }
 
-    /// Records a request for `len` bytes at `offset`. Returns how far its stream had run before it.
+    /// Records a request for `len` bytes at `offset`. Returns the length of its stream before it.
     pub fn observe(&mut self, op_is_write: bool, offset: u64, len: u64) -> StreamLength {
         let Some(end) = offset.checked_add(len).filter(|_| len > 0) else {
             return StreamLength { run: 0 };
@@ -388,8 +389,8 @@ fn hash(is_write: bool, end: u64) -> u64 {
     end.wrapping_add(u64::from(is_write)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// Returns where the end of a stream is remembered, and as which 30-bit tag; two more bits hold the
-/// number of requests.
+/// Returns the index at which the end of a stream is remembered, and its 30-bit tag; two more bits
+/// hold the number of requests.
 fn remembered(is_write: bool, end: u64) -> (usize, u32) {
     let hash = hash(is_write, end);
     // The tag has bits that the index does not depend on.

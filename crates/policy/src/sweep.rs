@@ -58,10 +58,11 @@ impl DirtyMap {
         self.counts[self.region_of(block)].fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Returns the dirty blocks in a region; 0 if there is no such region.
+    /// Returns the number of dirty blocks in a region; 0 if the region does not exist.
     pub fn dirty_in(&self, region: usize) -> u32 {
         let count = self.counts.get(region).map_or(0, |count| count.load(Ordering::Relaxed));
-        // Negative for a moment when one lane's subtraction overtakes another's addition.
+        // The count is negative for a moment when one lane's subtraction overtakes another's
+        // addition.
         if count > i32::MAX as u32 { 0 } else { count }
     }
 
@@ -415,7 +416,7 @@ mod tests {
             let blocks: Vec<OriginBlock> = blocks.iter().copied().map(OriginBlock).collect();
             next_run(&blocks, Merge { blocks: most, gap: 2 }, |_| true).map(|run| run.tail)
         };
-        // The tail reaches to the next run, if that is near.
+        // The tail extends to the next run if that is near.
         assert_eq!(tail(&[1, 3, 6], 5), Some(2));
         assert_eq!(tail(&[1, 3, 7], 5), Some(0));
         assert_eq!(tail(&[1, 2, 3], 2), Some(0));

@@ -1,4 +1,4 @@
-//! The blocks that any of several shadow caches knows, under dense numbers.
+//! The blocks that any of several shadow caches tracks, under dense numbers.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,13 +7,13 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 pub(crate) struct TrackedBlock<P> {
     pub(crate) key: u64,
-    /// Queues and the like that hold it, over all shadows.
+    /// Number of queues and other structures, over all shadows, that hold the block.
     pub(crate) holders: u32,
     /// State of the block in each shadow.
     pub(crate) places: P,
 }
 
-/// The blocks. A block without holders gives its number up.
+/// The blocks. The number of a block without holders is reused.
 #[derive(Debug)]
 pub(crate) struct BlockTable<P> {
     pub(crate) blocks: Vec<TrackedBlock<P>>,
@@ -28,7 +28,7 @@ impl<P> Default for BlockTable<P> {
 }
 
 impl<P: Default> BlockTable<P> {
-    /// Returns the number of a block, a new one if the table does not have it.
+    /// Returns the number of a block; assigns a new one if the table does not contain it.
     pub(crate) fn number(&mut self, key: u64) -> u32 {
         if let Some(number) = self.numbers.get(&key) {
             return *number;
@@ -61,8 +61,8 @@ impl<P: Default> BlockTable<P> {
         }
     }
 
-    /// Returns the numbers of the known blocks in a range of keys, in an order that does not depend
-    /// on that of the hash table.
+    /// Returns the numbers of the tracked blocks in a range of keys, in an order that does not
+    /// depend on that of the hash table.
     pub(crate) fn inside(&self, range: Range<u64>) -> Vec<u32> {
         let few = range.end.saturating_sub(range.start) <= self.numbers.len() as u64;
         let mut found: Vec<u32> = if few {
@@ -75,8 +75,7 @@ impl<P: Default> BlockTable<P> {
         found
     }
 
-    /// Returns the bytes that a block takes. A vector that grows may have twice the capacity that
-    /// it needs.
+    /// Returns the bytes per block. A vector that grows may have twice the capacity that it needs.
     pub(crate) const fn bytes_of_block() -> usize {
         size_of::<TrackedBlock<P>>() + 2 * size_of::<(u64, u32)>() + size_of::<u32>()
     }

@@ -35,8 +35,8 @@ const SHORTEST: f64 = 5e-6;
 /// with other requests as well.
 const LONGEST: f64 = 20e-3;
 
-/// Returns the distance between the turns of two blocks about to become dirty, if `dirty` of
-/// `usable` blocks are dirty and writeback starts at `high` percent; `None`: no wait.
+/// Returns the interval between the turns of two blocks about to become dirty, if `dirty` of
+/// `usable` blocks are dirty and writeback starts at `high` percent; `None` if there is no wait.
 pub fn pause(dirty: u64, usable: u64, high: u8) -> Option<Duration> {
     let from = high.saturating_add(ABOVE).clamp(EARLIEST, LATEST);
     let full = (from + RANGE).min(END);
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(pause(u64::MAX, u64::MAX, 60), Some(Duration::from_millis(20)));
     }
 
-    /// An origin that takes blocks in batches, and clients that write whenever they may.
+    /// An origin that accepts blocks in batches, and clients that write whenever they may.
     #[test]
     fn the_level_settles_where_the_origin_keeps_up() {
         const USABLE: u64 = 200_000;

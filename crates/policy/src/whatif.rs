@@ -40,7 +40,7 @@ pub struct Rules {
     pub policy: ReplacementKind,
     /// Admission: which missed blocks enter the cache.
     pub admission: Admission,
-    /// Size of the RAM tier in blocks of the cache; 0: there is none.
+    /// Size of the RAM tier in blocks of the cache; 0 if there is none.
     pub ram: u64,
     /// The replacement policy of the RAM tier.
     pub ram_policy: ReplacementKind,
@@ -51,24 +51,25 @@ pub struct Rules {
 pub struct Setup {
     /// Size of the cache in blocks.
     pub capacity: u64,
-    /// Blocks of the whole cache device: admission remembers as many absent ones, or a multiple.
+    /// Number of blocks of the whole cache device: admission remembers as many absent ones, or a
+    /// multiple.
     pub cells: u64,
     /// Mode: how reads and writes are treated.
     pub mode: Mode,
-    /// The present settings, to which others are compared.
+    /// The present settings, with which the others are compared.
     pub now: Rules,
 }
 
 impl Setup {
-    /// Returns the settings that are simulated: the present ones, then each other admission rule,
-    /// each of some other policies, and other sizes of RAM, with all else unchanged.
+    /// Returns the simulated settings: the present ones; then, with all else unchanged, each other
+    /// admission rule, some other policies, and other sizes of RAM.
     pub fn simulated(&self) -> Vec<Rules> {
         let now = self.now;
         let mut all = vec![now];
         let times = [0, 1, 2, 4].into_iter().filter_map(Admission::from_times);
         all.extend(times.map(|admission| Rules { admission, ..now }));
         all.extend(POLICIES.map(|policy| Rules { policy, ..now }));
-        // Sizes that can be typed.
+        // Round sizes that an operator can type.
         let part = |of: u64| (self.capacity / of).next_power_of_two();
         let ram = match now.ram {
             0 => [part(64), part(16), part(4)],
@@ -85,8 +86,8 @@ impl Setup {
     }
 }
 
-/// The policies that are simulated beside the present one. `smq` is not: it uses regions of
-/// neighbouring blocks, and a sample has hardly any.
+/// The policies that are simulated in addition to the present one. `smq` is not among them, because
+/// it uses regions of neighbouring blocks, and a sample has hardly any.
 const POLICIES: [ReplacementKind; 4] = [
     ReplacementKind::Lru,
     ReplacementKind::S3Fifo,
@@ -110,7 +111,7 @@ impl Scale {
         Scale { capacity, cells, stands_for: sample.stands_for() }
     }
 
-    /// Returns the size of a shadow's tier that stands for one of `blocks` blocks.
+    /// Returns the size of a shadow's tier that represents a tier of `blocks` blocks.
     fn of(self, blocks: u64) -> u32 {
         let scaled = (blocks + self.stands_for / 2) / self.stands_for;
         scaled.clamp(1, 2 * WhatIf::MOST) as u32
@@ -128,10 +129,10 @@ pub struct Prediction {
     pub ram: f64,
     /// Share of the blocks read or written that RAM or the cache would have had.
     pub all: Share,
-    /// Blocks written to the cache device, without those that reclaim writes once more.
+    /// Blocks written to the cache device, without those that reclaim reinserts.
     pub written: u64,
-    /// `reads.share` less that of the present settings, and `all.share` likewise. The errors are
-    /// those of the differences.
+    /// The difference of `reads.share` to that of the present settings, and likewise for
+    /// `all.share`. The errors are those of the differences.
     pub reads_gain: Share,
     /// See `reads_gain`.
     pub all_gain: Share,
@@ -145,7 +146,7 @@ pub struct WhatIf {
     shadows: Vec<Shadow>,
     /// Start of the current second, and the accesses since.
     second: (Nanos, u64),
-    /// Blocks read and written before it began.
+    /// Blocks read and written before the simulation began.
     before: (u64, u64),
 }
 
@@ -156,8 +157,8 @@ impl std::fmt::Debug for WhatIf {
 }
 
 impl WhatIf {
-    /// Largest tier of a shadow that stands for the whole cache, in blocks. The sample is thinned
-    /// until they are that small.
+    /// Largest tier of a shadow that represents the whole cache, in blocks. The sample is thinned
+    /// until tiers are that small.
     pub const MOST: u64 = 2 << 10;
 
     /// Maximum number of accesses per second, as for the curve.
@@ -185,7 +186,7 @@ impl WhatIf {
         WhatIf { setup, sample, blocks: Blocks::default(), shadows, second, before }
     }
 
-    /// Returns the settings that it began with.
+    /// Returns the setup with which the simulation began.
     pub fn setup(&self) -> Setup {
         self.setup
     }
@@ -199,7 +200,7 @@ impl WhatIf {
         Scale::of_setup(&self.setup, &self.sample)
     }
 
-    /// Shows the shadows a read or write of a block, if it is in the sample.
+    /// Passes a read or write of a block to the shadows, if it is in the sample.
     pub fn access(&mut self, access: Access, Key(key): Key) {
         if !self.sample.has(Key(key)) {
             return;
@@ -215,7 +216,8 @@ impl WhatIf {
         self.blocks.release(block);
     }
 
-    /// Shows the shadows that a read or write that they were just shown has bypassed the cache.
+    /// Tells the shadows that the read or write that was just passed to them has bypassed the
+    /// cache.
     pub fn bypassed(&mut self, access: Access, Key(key): Key) {
         let Some(block) = self.blocks.numbers.get(&key).copied() else { return };
         let part = self.sample.part(Key(key), PARTS as u64);
@@ -236,7 +238,7 @@ impl WhatIf {
         }
     }
 
-    /// Thins the sample if accesses come too fast. To be called after some accesses.
+    /// Thins the sample if accesses come too fast. Must be called after some accesses.
     pub fn settle(&mut self, now: Nanos) {
         let seconds = now.since(self.second.0).max(Duration::from_secs(1)).as_secs_f64();
         if self.second.1 as f64 > WhatIf::MOST_PER_SECOND as f64 * seconds {
@@ -247,7 +249,8 @@ impl WhatIf {
         self.second = (now, 0);
     }
 
-    /// Tells how many blocks are dirty in the cache, so that as large a part of the shadows may be.
+    /// Sets the number of dirty blocks in the cache, so that the same part of the shadows may be
+    /// dirty.
     pub fn set_dirty(&mut self, dirty: u64) {
         let scale = self.scale();
         let most = if dirty > 0 { scale.of(dirty.min(scale.capacity)) } else { 0 };
@@ -275,13 +278,14 @@ impl WhatIf {
         self.shadows.iter().map(|shadow| totals.of(shadow, now)).collect()
     }
 
-    /// Returns the blocks read and written since it began, given all accessed so far.
+    /// Returns the numbers of blocks read and written since the simulation began, given all
+    /// accessed so far.
     pub fn accesses(&self, reads: u64, writes: u64) -> (u64, u64) {
         (reads.saturating_sub(self.before.0), writes.saturating_sub(self.before.1))
     }
 
-    /// Returns a bound for the allocated bytes, for any requests: blocks that no two shadows have
-    /// in common.
+    /// Returns an upper bound of the allocated bytes for any requests, assuming that no two shadows
+    /// share a block.
     pub fn most_bytes(&mut self) -> u64 {
         let scale = self.scale();
         let sizes = self.shadows.iter_mut().map(|shadow| shadow.size(scale));
@@ -337,7 +341,7 @@ impl Totals {
     }
 }
 
-/// Sums a count over all parts, or scales that of one part up.
+/// Returns the sum of a count over all parts, or the scaled count of one part.
 fn missed(shadow: &Shadow, part: Option<usize>, count: fn(&shadow::ShadowCounts) -> u64) -> f64 {
     match part {
         None => shadow.counts.iter().map(count).sum::<u64>() as f64,
@@ -347,7 +351,7 @@ fn missed(shadow: &Shadow, part: Option<usize>, count: fn(&shadow::ShadowCounts)
     }
 }
 
-/// Returns half the interval of a mean over the parts, see [`Share`].
+/// Returns half the confidence interval of a mean over the parts, see [`Share`].
 fn error(of: impl Fn(usize) -> f64) -> f64 {
     let values: Vec<f64> = (0..PARTS).map(of).collect();
     let number = PARTS as f64;

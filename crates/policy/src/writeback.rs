@@ -17,15 +17,15 @@
 //!
 //! The first two hold even when writeback is switched off: the operator asked for the first, and
 //! without the second clients would wait for ever. The last column applies to volumes with quiet
-//! hours, at other times of the day. Their operator wants the origin left alone by day as long as
-//! the cache has space, and everything written back by night.
+//! hours, at other times of the day. Their operator wants the origin to rest by day as long as the
+//! cache has space, and everything written back by night.
 //!
 //! With `writeback=lazy` the origin's disk is to sleep for as long as possible, and a sweep ends
-//! with nothing dirty, so that none is needed again soon:
+//! with nothing dirty, so that the next one is needed as late as possible:
 //!
 //! - idle and age never hold; quiet holds once, when the quiet hours begin
 //! - awake holds when the origin was accessed for a client within [`AWAKE_FOR`]
-//! - a trigger then goes on to hold until nothing is dirty
+//! - a trigger then continues to hold until nothing is dirty
 //! - draining and space are urgent; the others are free, or polite while clients make requests
 
 use std::time::Duration;
@@ -54,15 +54,16 @@ pub struct DirtyState {
     pub cache_dirty_blocks: u64,
     /// Capacity of the cache in blocks.
     pub capacity_blocks: u64,
-    /// The blocks of them that the volume may have: `dirty_high` and `dirty_low` are shares of
-    /// these.
+    /// Number of these blocks that the volume may occupy: `dirty_high` and `dirty_low` are shares
+    /// of it.
     pub share_blocks: u64,
-    /// When the block that has been dirty for longest became dirty, if known. An earlier time is
-    /// safe.
+    /// The time at which the block that has been dirty for longest became dirty, if known. An
+    /// earlier time is safe.
     pub oldest_dirty: Option<Nanos>,
     /// Time of the last foreground request.
     pub last_foreground: Nanos,
-    /// When the origin was last accessed for another reason than this writeback, if it was.
+    /// The time at which the origin was last accessed for another reason than this writeback, if it
+    /// was.
     pub origin_used: Option<Nanos>,
     /// Everything must be written back: the volume stops, leaves writeback mode, or a user
     /// requested it.
@@ -136,7 +137,7 @@ impl Trigger {
     }
 }
 
-/// Whether a dirty share has reached the high watermark and not fallen to the low one since.
+/// Whether a dirty share has reached the high watermark and has not fallen to the low one since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Watermarks {
     above: bool,
@@ -162,7 +163,7 @@ pub struct Pacer {
     volume: Watermarks,
     cache: Watermarks,
     trigger: Option<Trigger>,
-    /// With `writeback=lazy`: all that was dirty has been written back in these quiet hours.
+    /// With `writeback=lazy`: everything dirty has been written back in these quiet hours.
     quiet_over: bool,
 }
 

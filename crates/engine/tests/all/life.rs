@@ -208,7 +208,7 @@ fn a_checkpoint_names_the_volumes_of_a_large_index() {
     assert!(is_due());
     pass();
     assert!(!is_due());
-    // The block may be written from then on, and may have been written before this ends.
+    // A checkpoint is due from then on, and may have been written before this ends.
     create("b");
     pass();
     assert!(!is_due());

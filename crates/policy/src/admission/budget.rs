@@ -36,8 +36,8 @@ struct BudgetState {
 pub struct WriteBudget(Option<BudgetState>);
 
 impl WriteBudget {
-    /// Whether a fill may be written now. `limit`: bytes per day, 0 for no limit; `written`: bytes
-    /// written to the cache device for the volume so far, for any reason.
+    /// Returns whether a fill may be written now. `limit`: bytes per day, 0 for no limit;
+    /// `written`: bytes written to the cache device for the volume so far, for any reason.
     ///
     /// The bucket is full when a limit is set; bytes written earlier do not count.
     pub fn allows(&mut self, limit: u64, now: Nanos, written: u64) -> bool {
@@ -49,11 +49,11 @@ impl WriteBudget {
         let burst = most / BURST;
         let bucket = self.0.get_or_insert(BudgetState { limit, level: burst, at: now, written });
         let passed = i128::try_from(now.since(bucket.at).as_nanos()).unwrap_or(i128::MAX);
-        // At the old limit: a new one applies from now on.
+        // The old limit applies up to now, and the new one from now on.
         let rate = i128::from(bucket.limit) - i128::from(bucket.limit) / BURST;
         let filled = rate.saturating_mul(passed);
         let emptied = i128::from(written.saturating_sub(bucket.written)) * BYTE;
-        // A debt of more than one day is forgiven: it was not made today.
+        // A debt of more than one day is forgiven, because it is not from this day.
         let level = bucket.level.saturating_add(filled).saturating_sub(emptied).clamp(-most, burst);
         *bucket = BudgetState { limit, level, at: now, written };
         level > 0
@@ -78,7 +78,7 @@ mod tests {
         }
         assert!(budget.allows(1 << 30, at(10), 9 << 50));
         // A changed limit keeps the bucket; removing the limit and setting one again makes a new
-        // one.
+        // bucket.
         assert!(!budget.allows(1 << 30, at(11), 10 << 50));
         assert!(!budget.allows(2 << 30, at(12), 10 << 50));
         assert!(budget.allows(0, at(13), 10 << 50));

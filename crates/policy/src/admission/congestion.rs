@@ -1,5 +1,5 @@
 //! Tracks the latency of the cache device. A device above its threshold is bypassed for a while,
-//! because it is no longer the fast one.
+//! because it is then no faster than the origin.
 //!
 //! The idea and the usual thresholds, 2 ms for reads and 20 ms for writes, are bcache's
 //! (`congested_read_threshold_us`, `congested_write_threshold_us`). bcache bypasses ever shorter

@@ -1,6 +1,6 @@
 //! Ghosts: a memory of blocks that are not cached, and why they are not.
 //!
-//! A miss asks it two questions. Why is the block absent? And was it missed before, so that it is
+//! A miss asks two questions. Why is the block absent? And was it missed before, so that it is
 //! worth caching now?
 //!
 //! An entry has 16 bits: 13 bits of a hash of the address, and 3 bits of [`Past`]. 31 entries and a
@@ -90,7 +90,7 @@ fn shift_of(marks: u64) -> u32 {
 }
 
 impl GhostLine {
-    /// Returns the words, each with the highest bits of the positions that hold entries.
+    /// Returns the words, each with a mask of the highest bits of the positions that hold entries.
     fn words(&self) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let places = |number: usize| match number + 1 {
             WORDS => (0x8000 * ONES) & ((1 << CURSOR_SHIFT) - 1),

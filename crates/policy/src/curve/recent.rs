@@ -27,8 +27,8 @@ impl Recent {
         Recent { table: vec![(u32::MAX, 0); PLACES], now: 0 }
     }
 
-    /// Notes a use of a block. Returns its age since the previous use, as one of [`AGES`] classes;
-    /// the last class means that the table does not have the block.
+    /// Records a use of a block. Returns its age since the previous use, as one of [`AGES`]
+    /// classes; the last class means that the table does not contain the block.
     #[inline]
     pub(super) fn touch(&mut self, Key(key): Key) -> usize {
         let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);

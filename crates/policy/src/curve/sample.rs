@@ -43,8 +43,8 @@ impl Sample {
         Sample { group, shift, level: 0, seed: mix(seed) }
     }
 
-    /// Returns the group of a block. Called for each request of a volume: a division would take as
-    /// long as everything else.
+    /// Returns the group of a block. Called for each request of a volume, in which a division would
+    /// take as long as everything else.
     #[inline]
     fn group_of(&self, key: u64) -> u64 {
         key.checked_shr(self.shift).unwrap_or_else(|| key / self.group)
@@ -75,7 +75,7 @@ impl Sample {
     /// Returns the one block of a group that may be sampled.
     fn drawn(&self, group: u64) -> Option<u64> {
         let place = match self.shift {
-            // Called for each request of a volume: mixes less well, in half the time.
+            // Called for each request of a volume, so it mixes less well but in half the time.
             1..64 => {
                 let one = group.wrapping_add(self.seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 (one ^ (one >> 32)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> (64 - self.shift)

@@ -11,7 +11,8 @@
 //! - A key that was never inserted is found with a probability of about 1 in 20,000 up to 10^5
 //!   ghosts, because tags have 18 bits; beyond that, of about the number of ghosts over 2^32,
 //!   because keys are hashed to 32 bits.
-//! - Of the ghosts in the oldest quantum, the number still alive is known, but not which ones.
+//! - In the oldest quantum, the number of ghosts that are still alive is known, but not which ones
+//!   they are.
 //! - Both buckets of a key may be full although buckets are three quarters full on average; then
 //!   the oldest of their sixteen ghosts is forgotten early. This happens to one ghost in a hundred,
 //!   after nine tenths of its time.
@@ -26,7 +27,7 @@ const TIME_BITS: u32 = 13;
 /// Number of distinguishable times.
 const TIMES: u32 = 1 << TIME_BITS;
 
-/// Quanta of a full queue from which nothing was taken.
+/// Number of quanta of a full queue from which nothing was taken.
 const QUANTA: u64 = 2048;
 
 /// The most quanta a queue may cover; the rest of [`TIMES`] is the time to sweep.
@@ -71,7 +72,7 @@ impl Ghost {
 #[repr(align(32))]
 struct GhostBucket([Ghost; SLOTS]);
 
-/// State of one queue that is known without looking at its ghosts.
+/// State of one queue that is known without examining its ghosts.
 #[derive(Debug, Default)]
 struct GhostQueue {
     /// The quantum that new ghosts belong to; counted from 0.

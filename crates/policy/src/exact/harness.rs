@@ -75,7 +75,7 @@ impl Cache {
         if let Some(node) = self.nodes.remove(&key) {
             self.keys.remove(&node);
             self.policy.remove(Node(node));
-            // Removing it twice is not an error.
+            // Removing the node twice is not an error.
             self.policy.remove(Node(node));
             self.free.push(node);
             self.check();

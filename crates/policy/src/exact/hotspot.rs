@@ -32,7 +32,7 @@ pub(super) struct Hotspot {
     heads: Vec<u32>,
     nexts: Vec<u32>,
     used: u32,
-    /// In this period: misses in regions at a high level, and all others.
+    /// Misses in this period: those in regions at a high level, and all others.
     hits: u64,
     misses: u64,
     left: u64,

@@ -76,7 +76,7 @@ impl Levels {
         self.lists.pop(level)
     }
 
-    /// Raises a hit node by `rise` levels, once per period. Returns its level now.
+    /// Raises a hit node by `rise` levels, at most once per period. Returns its new level.
     pub(super) fn hit(&mut self, node: u32, rise: usize) -> usize {
         let level = self.level(node);
         if self.states[node as usize] / LEVELS as u16 == self.period {

@@ -43,7 +43,7 @@ pub struct Lirs {
     lists: Lists,
     marks: Fields,
     hashes: Vec<u32>,
-    /// When a block was used last: the low bits of [`Lirs::now`].
+    /// The time of the last use of each block: the low bits of [`Lirs::now`].
     used: Vec<u32>,
     now: u64,
     /// Time of the last use of the bottom of S; blocks used earlier are not in S.
@@ -160,8 +160,8 @@ impl BlockPolicy for Lirs {
         leaves
     }
 
-    /// Evicts the oldest block of Q; if it was in S, a ghost remains. Q can be empty only if the
-    /// cache is not full; then the bottom of S leaves, which without it is not in S.
+    /// Evicts the oldest block of Q; a ghost remains if it was in S. Q can be empty only if the
+    /// cache is not full. In this case the bottom of S is evicted, and then is no longer in S.
     fn evict(&mut self) -> Option<Node> {
         let Some(node) = self.lists.oldest(HIR) else {
             let bottom = self.lists.pop(LIR)?;

@@ -8,7 +8,7 @@
 //!
 //! 12.5 bytes per block, and 4.8 for ghosts.
 //!
-//! [`S3Fifo::in_log`] has the rule and the shares of the ranks in the log instead
+//! [`S3Fifo::in_log`] uses the rule and the shares of the ranks in the log instead
 //! ([`crate::replacement`]).
 
 use super::fields::Fields;

@@ -16,7 +16,7 @@ pub struct Sieve {
     capacity: u32,
     lists: Lists,
     used: Fields,
-    /// Next position of the hand; `None`: the oldest.
+    /// Next position of the hand; `None` for the oldest block.
     hand: Option<u32>,
 }
 

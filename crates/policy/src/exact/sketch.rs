@@ -27,7 +27,7 @@ const HALVED_AT_ONCE: usize = 2;
 #[derive(Debug)]
 pub(super) struct Sketch {
     lines: Vec<SketchLine>,
-    /// Additions until the next halving, and between two of them.
+    /// Number of additions until the next halving, and between two halvings.
     left: u64,
     period: u64,
     /// Lines still to be halved.

@@ -134,8 +134,8 @@ fn evict_chooses_as_an_insertion_does() {
     }
 }
 
-/// Evicts exactly the same blocks. With so few keys, no ghost mistakes one for another. A mix is a
-/// seed, and one of how many steps removes or evicts blocks.
+/// The policy evicts exactly the same blocks as its model. With so few keys, no ghost mistakes one
+/// for another. A mix is a seed, and a number of steps of which one removes or evicts blocks.
 #[test]
 fn policies_do_what_their_papers_say() {
     for &kind in ReplacementKind::ALL {

@@ -1,20 +1,22 @@
-//! The route of long sequential writes: around the cache while that costs their client nothing.
+//! The route of long sequential writes: around the cache as long as that does not slow their client
+//! down.
 //!
-//! A disk takes a sequential stream well, and every byte that goes round the cache spares the SSD.
-//! But a client that could write faster than the disk is slowed down to it. Which of the two it is
-//! shows in how long the client waits, and in its pace on either route:
+//! A disk handles a sequential stream well, and every byte that bypasses the cache saves wear of
+//! the SSD. But a client that could write faster than the disk is slowed down to the speed of the
+//! disk. Which case applies follows from how long the client waits, and from its pace on either
+//! route:
 //!
-//! - The stream goes round the cache while the origin keeps up with it: for a quarter of the time
-//!   or more, none of its writes is under way there.
+//! - The stream bypasses the cache while the origin keeps up with it: for at least a quarter of the
+//!   time, none of its writes is in progress there.
 //! - If the origin does not keep up, the cache is tried, and stays the route while the stream is a
 //!   quarter faster there. So a cache that is no faster than the origin, or full of dirty data, is
-//!   not worn for nothing.
-//! - The route that is not in use is tried again after ten seconds, and after twice the time
-//!   whenever that was in vain.
+//!   not worn without a benefit.
+//! - The other route is tried again after ten seconds, and after twice the time whenever that was
+//!   in vain.
 //!
-//! A pace is measured over a window of writes. At first, and after a change of route, it begins
-//! when the client waits for the new route alone: when as many writes around the cache have ended
-//! as were under way at a time, or when none is left there.
+//! A pace is measured over a window of writes. At first, and after a change of route, the window
+//! begins when the client waits only for the new route: when as many writes around the cache have
+//! ended as were in progress at a time, or when none is left there.
 
 use std::time::Duration;
 
@@ -28,7 +30,7 @@ const WINDOW_TIME: Duration = Duration::from_millis(50);
 const LONGEST_GAP: Duration = Duration::from_secs(1);
 /// The other route is tried after this time at the earliest.
 const FIRST_RETRY: Duration = Duration::from_secs(10);
-/// The other route is tried after this time at the latest, if there is a reason to.
+/// Longest time after which the other route is tried, if there is a reason to.
 const LAST_RETRY: Duration = Duration::from_secs(640);
 
 /// Destination of long sequential writes.
@@ -55,7 +57,7 @@ struct WriteWindow {
 #[derive(Debug, Default)]
 pub struct StreamRoute {
     route: Route,
-    /// Begins with the arrival of a write, which does not count in it.
+    /// Begins with the arrival of a write, which is not counted.
     window: Option<WriteWindow>,
     /// Whether the client waits for the present route alone.
     measuring: bool,
@@ -66,10 +68,12 @@ pub struct StreamRoute {
     /// Earliest time of the next trial of the other route.
     retry_at: Nanos,
     retry: Duration,
-    /// Writes around the cache that have ended since the last change, and their maximum in flight.
+    /// Number of writes around the cache that have ended since the last change, and the maximum
+    /// number in flight.
     ended: u32,
     most: u32,
-    /// Writes around the cache that are under way, and since when there have been any.
+    /// Number of writes around the cache in progress, and the time since which there has been at
+    /// least one.
     under_way: u32,
     busy_since: Nanos,
 }
@@ -80,7 +84,7 @@ impl StreamRoute {
         self.route
     }
 
-    /// Notes that a write around the cache begins.
+    /// Records that a write around the cache begins.
     pub fn begin(&mut self, now: Nanos) {
         if self.under_way == 0 {
             self.busy_since = now;
@@ -89,7 +93,7 @@ impl StreamRoute {
         self.most = self.most.max(self.under_way);
     }
 
-    /// Notes that a write around the cache has ended.
+    /// Records that a write around the cache has ended.
     pub fn end(&mut self, now: Nanos) {
         self.under_way = self.under_way.saturating_sub(1);
         if self.under_way == 0
@@ -104,8 +108,8 @@ impl StreamRoute {
         }
     }
 
-    /// Notes that long sequential writes of `bytes` in all have arrived, and chooses the route
-    /// anew.
+    /// Records that long sequential writes of `bytes` in total have arrived, and chooses the route
+    /// again.
     pub fn arrived(&mut self, now: Nanos, bytes: u64) {
         if !self.measuring {
             return;
@@ -159,8 +163,8 @@ impl StreamRoute {
         }
     }
 
-    /// Stays with a route until the other one is tried again. `in_vain`: after a trial that ended
-    /// with the route before it.
+    /// Stays on a route until the other one is tried again. `in_vain`: a trial of the other route
+    /// has just ended without a gain.
     fn settle(&mut self, route: Route, in_vain: bool, now: Nanos) {
         self.trial = false;
         self.change_to(route);
@@ -177,16 +181,16 @@ mod tests {
 
     const CHUNK: u64 = 256 << 10;
 
-    /// A client that writes chunks one after the other: `think` between two of them, and `around`
-    /// or `cache` for each, by its route.
+    /// A client that writes chunks one after the other: `think` time between two chunks, and
+    /// `around` or `cache` for each, depending on its route.
     struct Client {
         think: Duration,
         around: Duration,
         cache: Duration,
     }
 
-    /// Runs a client for `seconds`; returns the share of chunks that went round the cache, and the
-    /// number of changes.
+    /// Runs a client for `seconds`; returns the share of chunks that bypassed the cache, and the
+    /// number of changes of the route.
     fn run(stream: &mut StreamRoute, now: &mut Nanos, client: &Client, seconds: u64) -> (f64, u32) {
         let end = *now + Duration::from_secs(seconds);
         let (mut around, mut all, mut changes) = (0, 0, 0);
@@ -248,7 +252,7 @@ mod tests {
         assert!(around > 0.95, "the client has become slow: {around}");
         let (around, _) = run(&mut stream, &mut now, &fast, 60);
         assert!(around < 0.4, "the client has become fast: {around}");
-        // The cache is full of dirty data, and takes writes as fast as the origin does.
+        // The cache is full of dirty data, and accepts writes only as fast as the origin.
         let (around, _) = run(&mut stream, &mut now, &client(50, 2600, 2600), 60);
         assert!(around > 0.95, "the cache has become slow: {around}");
     }
@@ -301,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_few_large_writes_have_the_pace_of_many_small_ones() {
-        // 16 MiB at a time, at 92 MB/s around the cache and 212 through it.
+        // 16 MiB at a time, at 92 MB/s around the cache and at 212 MB/s through it.
         let (mut stream, mut now, mut around) = (StreamRoute::default(), Nanos(7), 0);
         for _ in 0..1000 {
             stream.arrived(now, 16 << 20);
@@ -331,7 +335,7 @@ mod tests {
         assert_eq!(busy(&stream), Some(Duration::ZERO));
         stream.end(ms(10));
         assert_eq!(busy(&stream), Some(Duration::from_millis(8)));
-        // One more end than begins does no harm.
+        // One more end than begins is harmless.
         stream.end(ms(11));
     }
 }

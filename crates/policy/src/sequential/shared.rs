@@ -1,17 +1,17 @@
 //! Streams that a client spreads over connections on several lanes: one table for all of them.
 //!
 //! No lane sees neighbouring requests of such a stream, and those of several connections arrive in
-//! any order. So the table has one word for each region of the volume: where a stream in it ends,
-//! how far it has run, and how much of that is missing so far. The rules:
+//! any order. The table therefore has one word for each region of the volume: the end of the stream
+//! in it, its length, and how many bytes are missing so far. The rules:
 //!
 //! - A request near a stream's end continues the stream. In front of it, it leaves a hole; behind
 //!   it, it fills one.
-//! - A stream with too many holes, and one that accesses the same place twice, has run half as far.
-//!   So random requests to a small area, all near the end of some stream, come to nothing.
+//! - The length of a stream is halved if it has too many holes or accesses the same place twice. So
+//!   random requests to a small area, all near the end of some stream, never add up to a long one.
 //!
-//! All requests that change the table write to memory that lanes share. So lanes tell it only of
-//! requests that cannot be answered at once, and of those of at least [`SharedStreams::LEAST`]
-//! bytes. Lanes update it without a lock; of two requests to one region at the same moment, one may
+//! Requests that change the table write to memory that lanes share. Lanes therefore pass on only
+//! requests that cannot be answered at once, and those of at least [`SharedStreams::LEAST`] bytes.
+//! Lanes update the table without a lock; of two requests to one region at the same moment, one may
 //! be lost.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,23 +22,24 @@ const SLOTS: usize = 4096;
 /// Lengths and distances are in units of 2^9 bytes, runs in units of 2^12.
 const UNIT_SHIFT: u32 = 9;
 const RUN_SHIFT: u32 = 12;
-/// Holes that are accepted, and most distance from the end of a stream: this many requests.
+/// Most holes of a stream, and largest distance of a request from its end, in lengths of the
+/// request.
 const NEAR: u64 = 16;
 /// The same in bytes.
 const NEAREST: u64 = 1 << 20;
-/// A run of another stream in the same slot, in bytes, that is halved rather than forgotten.
+/// Minimum length in bytes of another stream in the same slot that is halved instead of forgotten.
 const WORTH_KEEPING: u64 = 1 << 20;
 
 /// The stream of one region, unpacked from a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RegionStream {
-    /// Tells regions apart that share a slot.
+    /// Distinguishes regions that share a slot.
     tag: u64,
     /// End of the stream in the region, in bytes.
     end: u64,
     /// Bytes accessed.
     run: u64,
-    /// Bytes before the end that were passed over.
+    /// Bytes before the end that were skipped.
     holes: u64,
 }
 
@@ -48,7 +49,7 @@ const HOLE_BITS: u32 = 13;
 const RUN_BITS: u32 = 24;
 
 impl RegionStream {
-    /// `None`: the word is empty.
+    /// Unpacks a word; `None` if it is empty.
     fn unpack(word: u64) -> Option<Self> {
         let field = |shift: u32, bits: u32| (word >> shift) & ((1 << bits) - 1);
         (word != 0).then(|| RegionStream {
@@ -85,8 +86,8 @@ fn place(is_write: bool, region: u64) -> (usize, u64) {
 }
 
 impl SharedStreams {
-    /// Requests of this many bytes are worth a write to shared memory, even if they can be answered
-    /// at once.
+    /// Requests of at least this many bytes are worth a write to shared memory, even if they can be
+    /// answered at once.
     pub const LEAST: u64 = 16 << 10;
 
     /// Records a request for `len` bytes at `offset`. Returns how many bytes of its stream came
@@ -169,8 +170,8 @@ mod tests {
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
 
-    /// Returns the share of a stream's bytes behind the first 4 MiB that are found to be part of
-    /// one, when its requests arrive in the order that `shuffle` leaves them in, window by window.
+    /// Returns the share of a stream's bytes after the first 4 MiB that are recognised as part of a
+    /// stream, if its requests arrive in the order that `shuffle` gives each window.
     fn found(len: u64, window: usize, noise: u64, seed: u64) -> f64 {
         let table = SharedStreams::default();
         let mut rng = fastrand::Rng::with_seed(seed);

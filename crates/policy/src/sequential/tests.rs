@@ -59,8 +59,8 @@ fn interleaved_streams_up_to_the_capacity_are_followed() {
     }
 }
 
-/// Returns the bytes that bypassed the cache, and all bytes, when `streams` streams take turns with
-/// `noise` random requests in between.
+/// Returns the bytes that bypassed the cache, and all bytes, when requests of `streams` streams
+/// alternate, with `noise` random requests in between.
 fn bypassed(is_write: bool, streams: u64, noise: u64, len: u64, each: u64) -> (u64, u64) {
     let mut table = SequentialCutoff::new(DEFAULT_STREAMS);
     let mut rng = fastrand::Rng::with_seed(streams ^ noise);
@@ -102,7 +102,7 @@ fn backups_in_small_pieces_are_found_among_random_requests() {
             (180, 1, 4 * KIB),
         ] {
             let (round, all) = bypassed(is_write, streams, noise, len, 5 * MIB);
-            // All but the first 4 MiB of each 5 MiB, for as many streams as fit in the table.
+            // All but the first 4 MiB of each 5 MiB, for as many streams as fit into the table.
             let followed = streams.min(192);
             let expected = followed * MIB / 10 * 8;
             assert!(

@@ -5,8 +5,9 @@ use crate::{Ghost, Past, Recall};
 /// See the module.
 pub(super) struct Ghosts {
     now: Ghost,
-    /// Ghosts of the previous sample, which had more blocks. A ghost does not tell its block, so
-    /// they cannot be thinned: they stay until as many blocks are noted as ghosts reach back.
+    /// Ghosts of the previous sample, which had more blocks. A ghost does not identify its block,
+    /// so ghosts cannot be thinned: they stay until as many new ghosts were noted as ghosts reach
+    /// back.
     before: Option<(Ghost, u64)>,
 }
 
@@ -16,7 +17,7 @@ impl Ghosts {
         Ghosts { now: Ghost::new(entries), before: None }
     }
 
-    /// Makes it one of this many blocks of a thinner sample.
+    /// Replaces the ghosts by this many for a thinner sample.
     pub(super) fn thin(&mut self, entries: u64) {
         let before = std::mem::replace(&mut self.now, Ghost::new(entries));
         self.before = Some((before, entries));
@@ -44,8 +45,8 @@ impl Ghosts {
         }
     }
 
-    /// Returns the most bytes that it takes from now on: with ghosts of one more sample, half as
-    /// many.
+    /// Returns the most bytes that the ghosts take from now on. Those of the previous sample add
+    /// half as many.
     pub(super) fn most_bytes(&self) -> u64 {
         self.now.bytes() * 2
     }

@@ -32,33 +32,33 @@ pub(super) type Blocks = BlockTable<Nodes>;
 /// State of a node.
 #[derive(Clone, Copy, Debug, Default)]
 struct Resident {
-    /// The number of its block.
+    /// The number of the block.
     block: u32,
-    /// Whether it was used since it entered.
+    /// Whether the block was used since it entered.
     used: bool,
-    /// Whether it was read since it entered.
+    /// Whether the block was read since it entered.
     read: bool,
 }
 
-/// The only list of each [`Lists`] here.
+/// The index of the only list in each [`Lists`] here.
 const ALL: usize = 0;
 
 /// State that a log adds to a policy.
 struct LogState {
-    /// Demoted blocks, in the order in which their room is taken.
+    /// Demoted blocks, in the order in which their space is reused.
     demoted: Lists,
     dirty: Dirty,
     /// Dirty blocks that are demoted.
     demoted_dirty: u32,
     most_dirty: u32,
-    /// Blocks that the policy keeps if none is demoted and dirty.
+    /// Number of blocks that the policy keeps if none is demoted and dirty.
     kept: u32,
-    /// Whether dirty demoted blocks take the place of kept ones, as they do by ranks.
+    /// Whether dirty demoted blocks reduce the number of kept blocks, as with ranks.
     yields_to_dirty: bool,
 }
 
-/// Dirty blocks. They are written back in the order of their nodes, which has as little to do with
-/// their age as that of their addresses on the disk: writeback sweeps over the disk.
+/// Dirty blocks. They are written back in the order of their nodes. This order is as independent of
+/// their age as that of their addresses on the disk, in which the real writeback sweeps.
 struct Dirty {
     is_dirty: Vec<bool>,
     number: u32,
@@ -75,14 +75,14 @@ impl Dirty {
         self.is_dirty[node as usize]
     }
 
-    /// Returns whether it changed anything.
+    /// Sets the state of a node. Returns whether that changed it.
     fn set(&mut self, node: u32, dirty: bool) -> bool {
         let before = std::mem::replace(&mut self.is_dirty[node as usize], dirty);
         self.number = self.number + u32::from(dirty) - u32::from(before);
         before != dirty
     }
 
-    /// Takes the next one.
+    /// Removes and returns the next dirty node.
     fn pop(&mut self) -> Option<u32> {
         let (passed, ahead) = self.is_dirty.split_at(self.hand);
         let next = ahead.iter().chain(passed).position(|dirty| *dirty)?;
@@ -111,7 +111,7 @@ impl Level {
         Level::with(number, kind, room, policy, None)
     }
 
-    /// Makes an empty tier in a log that has room for `room` blocks, with the same limits.
+    /// Makes an empty tier in a log with room for `room` blocks, within the same limits.
     pub(super) fn in_log(number: usize, kind: ReplacementKind, room: u32) -> Self {
         let policy = build_for_log(kind, room, room + 1);
         let log = LogState {
@@ -158,12 +158,12 @@ impl Level {
         self.policy.admits(Key(key))
     }
 
-    /// Notes a use. Returns whether the block is there.
+    /// Records a use. Returns whether the block is in the tier.
     pub(super) fn hit(&mut self, blocks: &Blocks, block: u32) -> bool {
         self.used(blocks, block, false)
     }
 
-    /// Notes that a block was overwritten, and is clean. Returns whether it is there.
+    /// Records that a block was overwritten and is clean. Returns whether it is in the tier.
     pub(super) fn overwrite(&mut self, blocks: &Blocks, block: u32) -> bool {
         self.used(blocks, block, true)
     }
@@ -185,8 +185,8 @@ impl Level {
         true
     }
 
-    /// Puts blocks that left the policy among the demoted ones, and more if too many are demoted
-    /// and dirty.
+    /// Adds a block that has left the policy to the demoted ones, and demotes more if too many are
+    /// demoted and dirty.
     fn demote(&mut self, left: Option<Node>) {
         let Some(log) = &mut self.log else { return };
         left.into_iter().for_each(|Node(node)| log.add_demoted(node));
@@ -198,7 +198,7 @@ impl Level {
         }
     }
 
-    /// Makes a block dirty that is there, and others clean if there are too many dirty ones.
+    /// Makes a block of the tier dirty, and others clean if there are too many dirty ones.
     pub(super) fn set_dirty(&mut self, blocks: &Blocks, block: u32) {
         let node = self.node(blocks, block);
         let Some(log) = &mut self.log else { return };
@@ -210,7 +210,7 @@ impl Level {
         log.write_back();
     }
 
-    /// Sets how many dirty blocks there may be.
+    /// Sets the maximum number of dirty blocks.
     pub(super) fn set_most_dirty(&mut self, most: u32) {
         if let Some(log) = &mut self.log {
             log.most_dirty = most;
@@ -218,19 +218,19 @@ impl Level {
         }
     }
 
-    /// Returns whether the block is there and has not been used since it entered.
+    /// Returns whether the block is in the tier and has not been used since it entered.
     pub(super) fn is_unused(&self, blocks: &Blocks, block: u32) -> bool {
         self.node(blocks, block).is_some_and(|node| !self.nodes[usize::from(node)].used)
     }
 
-    /// Notes that a block that is there was read. Returns whether it had been read again before.
+    /// Records that a block of the tier was read. Returns whether it had been read again before.
     pub(super) fn read_again(&mut self, blocks: &Blocks, block: u32) -> bool {
         let node = self.node(blocks, block).and_then(|node| self.nodes.get_mut(usize::from(node)));
         node.is_none_or(|resident| std::mem::replace(&mut resident.read, true))
     }
 
-    /// Lets an absent block in. Returns the number of the block that left for it, which the caller
-    /// has to release, and whether that one had been read again.
+    /// Inserts an absent block. Returns the number of the block that was evicted for it, which the
+    /// caller has to release, and whether that block had been read again.
     pub(super) fn insert(&mut self, blocks: &mut Blocks, block: u32) -> Option<(u32, bool)> {
         let node = self.free.pop()?;
         let key = Key(blocks.blocks[block as usize].key);
@@ -245,10 +245,10 @@ impl Level {
         left.map(|Node(left)| self.forget(blocks, left as u16))
     }
 
-    /// Takes the room of a demoted block, or of any other if none is demoted.
+    /// Takes the space of a demoted block, or of any other if none is demoted.
     fn evict(&mut self) -> Option<Node> {
         let Some(log) = &mut self.log else { return self.policy.evict() };
-        // Dirty blocks go to the end of the log. If all are, one has to be written back.
+        // Dirty blocks move to the end of the log. If all are dirty, one has to be written back.
         for _ in 0..log.demoted.len(ALL) {
             match log.demoted.oldest(ALL) {
                 Some(node) if log.dirty.holds(node) => log.demoted.renew(ALL, node),
@@ -271,7 +271,7 @@ impl Level {
         (block, read)
     }
 
-    /// Removes a block, if it is there.
+    /// Removes a block if it is in the tier.
     pub(super) fn remove(&mut self, blocks: &mut Blocks, block: u32) {
         let Some(node) = self.node(blocks, block) else { return };
         match &mut self.log {
@@ -282,8 +282,8 @@ impl Level {
         blocks.release(block);
     }
 
-    /// Makes the tier one for `room` blocks, of those that it has and that `stays` names by their
-    /// keys. They keep their order; to the policy they are blocks that have been used.
+    /// Reduces the tier to `room` blocks, of those in it whose keys `stays` accepts. They keep
+    /// their order; to the policy they are used blocks.
     pub(super) fn thin(&mut self, blocks: &mut Blocks, room: u32, stays: impl Fn(u64) -> bool) {
         let mut order = Vec::new();
         while let Some(Node(node)) = self.evict() {

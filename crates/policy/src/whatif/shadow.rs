@@ -23,7 +23,7 @@ pub(super) struct ShadowCounts {
     pub(super) missed_writes: u64,
     /// Blocks that were copied to the cache device without having been written.
     pub(super) fills: u64,
-    /// Writes that were not written to the cache device.
+    /// Writes that were not stored on the cache device.
     pub(super) refused_writes: u64,
 }
 
@@ -60,7 +60,7 @@ impl Shadow {
         (Shadow { rules, mode, ram, cache, ghosts, counts: Default::default() }, next)
     }
 
-    /// The rule for data that is read: below RAM nothing enters because it was read once.
+    /// Returns the rule for data that is read. Below RAM, a single read admits nothing.
     fn rule_of_reads(rules: Rules) -> Admission {
         match rules.admission {
             Admission::Always if rules.ram > 0 => Admission::Ghost(1),
@@ -73,7 +73,7 @@ impl Shadow {
         u64::from(scale.of(scale.cells)) * u64::from(Shadow::rule_of_reads(rules).times())
     }
 
-    /// Shows it an access.
+    /// Passes an access to the shadow.
     pub(super) fn access(&mut self, blocks: &mut Blocks, sampled: Sampled) {
         let Sampled { access, block, key, part, stands_for } = sampled;
         let mut counts = ShadowCounts::default();
@@ -138,7 +138,7 @@ impl Shadow {
         }
     }
 
-    /// Whether a block that is absent may enter; notes a refusal.
+    /// Returns whether an absent block may enter, and records a refusal.
     fn admits(&mut self, rule: Admission, key: u64) -> bool {
         let recalled = self.ghosts.as_ref().is_none_or(|ghosts| admits(rule, ghosts.recall(key)));
         let admitted = recalled && self.cache.admits(key);
@@ -164,7 +164,7 @@ impl Shadow {
         }
     }
 
-    /// Puts a block into RAM. The one that leaves is offered to the cache if it had been read
+    /// Inserts a block into RAM. The evicted block is offered to the cache if it had been read
     /// again.
     fn enter_ram(&mut self, blocks: &mut Blocks, block: u32, counts: &mut ShadowCounts) {
         let Some((left, again)) = self.ram.as_mut().and_then(|ram| ram.insert(blocks, block))
@@ -181,8 +181,8 @@ impl Shadow {
         blocks.release(left);
     }
 
-    /// Shows it that the last access, to this block, has bypassed the cache: nothing has entered,
-    /// and nothing was refused.
+    /// Tells the shadow that the last access, to this block, has bypassed the cache: nothing has
+    /// entered, and nothing was refused.
     pub(super) fn bypassed(&mut self, blocks: &mut Blocks, sampled: Sampled) {
         let Sampled { access, block, key, part, stands_for } = sampled;
         let has = self.cache.has(blocks, block);
@@ -195,9 +195,10 @@ impl Shadow {
             }
         }
         match (access, &self.ghosts) {
-            // It was remembered, or it would not have entered.
+            // The block had a ghost, or it would not have entered.
             (Access::Read, Some(_)) if entered => self.note(key, Past::NotAdmitted),
-            // It was not, or it would have entered. The next one takes the free entry.
+            // The block had no ghost, or it would have entered. The next ghost takes the free
+            // entry.
             (Access::Read, Some(ghosts)) if !has => ghosts.forget(key),
             _ => (),
         }
@@ -217,7 +218,7 @@ impl Shadow {
         [&mut self.cache].into_iter().chain(&mut self.ram)
     }
 
-    /// Makes it a shadow for a thinner sample, with those blocks that `stays` names by their keys.
+    /// Reduces the shadow to a thinner sample, with those blocks whose keys `stays` accepts.
     pub(super) fn thin(&mut self, blocks: &mut Blocks, scale: Scale, stays: impl Fn(u64) -> bool) {
         self.cache.thin(blocks, scale.of(scale.capacity), &stays);
         if let Some(ram) = &mut self.ram {
@@ -228,7 +229,7 @@ impl Shadow {
         }
     }
 
-    /// Returns the allocated bytes, and the blocks that it can hold.
+    /// Returns the allocated bytes, and the number of blocks that the shadow can hold.
     pub(super) fn size(&mut self, scale: Scale) -> (usize, u64) {
         let ghost = self.ghosts.as_ref().map_or(0, Ghosts::most_bytes) as usize;
         let blocks = scale.of(scale.capacity)

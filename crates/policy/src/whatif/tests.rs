@@ -36,7 +36,7 @@ fn a_scan_is_kept_out_by_ghosts_and_that_spares_writes() {
     let mut what_if = exact(setup(100, 0));
     let mut reads = 0;
     for round in 0..50 {
-        // Eighty blocks that come back, and sixty that never do.
+        // Eighty blocks that are read again, and sixty that never are.
         reads += read(&mut what_if, 0..80);
         reads += read(&mut what_if, 1000 + round * 60..1060 + round * 60);
     }
@@ -44,7 +44,8 @@ fn a_scan_is_kept_out_by_ghosts_and_that_spares_writes() {
     let now = found[0];
     assert_eq!((now.reads.share, now.written), (0.0, 7000), "LRU has none of them");
     assert_eq!((now.reads_gain.share, now.all), (0.0, now.reads));
-    // Remembers more than a round: missed in the first two rounds, and hit from then on.
+    // The ghosts reach back over more than one round: missed in the first two rounds, and hit from
+    // then on.
     let ghosts = find(&found, |rules| rules.admission == Admission::Ghost(4));
     let hits = 48.0 * 80.0 / 7000.0;
     assert!((ghosts.reads.share - hits).abs() < 0.01, "{ghosts:?}");
@@ -68,7 +69,7 @@ fn blocks_that_bypass_the_cache_push_none_out_of_the_ghosts() {
     let most = 48.0 * 60.0 / reads as f64;
     assert!((0.95 * most..1.01 * most).contains(&ghosts.reads.share), "{ghosts:?}");
     assert!((50..=60).contains(&ghosts.written), "{ghosts:?}");
-    // One that bypasses is remembered as before.
+    // A block that bypasses is remembered as before.
     reads += read(&mut what_if, [500]);
     reads += read(&mut what_if, [500]);
     what_if.bypassed(Access::Read, Key(500));
@@ -89,7 +90,8 @@ fn ram_absorbs_reads_and_offers_reused_blocks_to_the_cache() {
     let quarter = find(&found, |rules| rules.ram == 16);
     assert_eq!((quarter.reads.share, quarter.ram, quarter.written), (0.99, 0.99, 0));
     let one = find(&found, |rules| rules.ram == 1);
-    // Nothing is read again while it is in RAM for one block: it enters when it is missed again.
+    // No block is read again while it is in RAM for one block, so it enters only when it is missed
+    // again.
     assert_eq!((one.ram, one.written, one.reads.share), (0.0, 4, 0.98));
     assert_eq!((found[0].ram, found[0].written), (0.0, 4));
 }
@@ -180,7 +182,7 @@ fn dirty_blocks_stay_until_written_back_under_any_policy() {
     for most in [100, 0] {
         let mut what_if = exact(setup(100, 0));
         what_if.set_dirty(most);
-        // Written once, and then a hundred others are read for ever.
+        // Forty blocks are written once, and then a hundred others are read for ever.
         (0..40).for_each(|key| what_if.access(Access::Write, Key(key)));
         read(&mut what_if, (0..20).flat_map(|_| 1000..1100));
         let before = what_if.predictions(2000, 40)[0].reads.share;

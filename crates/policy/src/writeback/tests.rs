@@ -173,7 +173,7 @@ fn lazy(quiet_hours: Option<QuietHours>) -> Pacer {
     Pacer::new(Settings { writeback: Laziness::Lazy, quiet_hours, ..Settings::default() })
 }
 
-/// A lazy sweep continues until nothing is dirty, whatever started it, and then the disk is left
+/// A lazy sweep continues until nothing is dirty, whatever started it, and then leaves the disk
 /// alone.
 #[test]
 fn a_lazy_sweep_goes_on_until_nothing_is_dirty() {
@@ -244,7 +244,7 @@ fn pure_watermarks(dirty_high: u8, dirty_low: u8) -> Pacer {
     })
 }
 
-/// Whether the volume's own dirty blocks, or those of other volumes, start writeback.
+/// Returns whether the volume's own dirty blocks, or those of other volumes, start writeback.
 fn writes(pacer: &mut Pacer, dirty_blocks: u64, of_others: bool) -> bool {
     let (own, all) = if of_others { (1, dirty_blocks) } else { (dirty_blocks, 0) };
     let state = DirtyState {
@@ -273,7 +273,7 @@ fn hysteresis_for_every_pair_of_watermarks() {
                 let found = writes(&mut pacer, dirty, false);
                 assert_eq!(found, expected, "{low}..{high}, down to {dirty}");
             }
-            // If the whole cache is above its watermark, one dirty block of its own is enough.
+            // If the whole cache is above its watermark, one dirty block of the volume is enough.
             let mut pacer = pure_watermarks(high.max(2), low.max(1));
             let (high, low) = (u64::from(high.max(2)), u64::from(low.max(1)));
             assert!(!writes(&mut pacer, high - 1, true) && writes(&mut pacer, high, true));

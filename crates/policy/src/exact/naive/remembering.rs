@@ -158,7 +158,7 @@ pub(in crate::exact) struct S3Fifo {
 
 impl S3Fifo {
     /// Evicts from a cache that is not empty. The small queue has a tenth of the capacity, and the
-    /// main queue the rest of the blocks that are there.
+    /// main queue the remaining blocks.
     fn evict_one(&mut self) -> u64 {
         let most_small = (self.capacity / 10).max(1);
         let most_main = (self.small.len() + self.main.len()).saturating_sub(most_small);
