@@ -1,13 +1,13 @@
-//! Retries for devices and addresses that a process which has just died still holds.
+//! Retries for devices and addresses that a process still holds shortly after its death.
 
 use forebay_threads::Instant;
 use std::time::Duration;
 
-/// Time for which a device may appear in use after its user has died: the kernel tears a ring down,
-/// with everything it holds, in the background.
+/// Time for which a device may appear in use after its user has died, because the kernel tears a
+/// ring down in the background, with everything that the ring holds.
 const AFTERLIFE: Duration = Duration::from_millis(800);
 
-/// Retries `attempt` for a moment while its error says that something is in use.
+/// Retries `attempt` for a moment while its error says that the device or address is in use.
 pub(crate) fn outlasting<T, E>(
     mut attempt: impl FnMut() -> Result<T, E>,
     in_use: impl Fn(&E) -> bool,

@@ -1,7 +1,7 @@
 //! The admin API.
 //!
 //! - `routes`: the table of routes; `route`: finds the route of a request and runs it
-//! - `openapi`: their description, which is in `docs/openapi.json` too
+//! - `openapi`: the description of the API, which is also in `docs/openapi.json`
 
 mod openapi;
 mod route;

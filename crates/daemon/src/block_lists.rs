@@ -1,9 +1,10 @@
 //! Lists of blocks of volumes in the state directory, one file per volume and kind: below
 //! `prefetch` the blocks that RAM tiers held at the last orderly stop, below `pins` the pinned
-//! blocks. A list has addresses only; the data comes from the volume.
+//! blocks. A list has only addresses; the data comes from the volume.
 //!
-//! A file is a tag, a line of JSON, for each run of blocks its distance from the end of the one
-//! before and its length less one, as numbers of 7 bits per byte, and the CRC-32C of all that.
+//! A file consists of a tag, a line of JSON, two numbers for each run of blocks (the distance from
+//! the end of the previous run, and the length minus one), with 7 bits per byte, and the CRC-32C of
+//! all preceding bytes.
 
 use std::fs;
 use std::io::ErrorKind as Io;
@@ -78,7 +79,7 @@ fn put(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number as u8);
 }
 
-/// Takes a number from the front; `None`: there is none.
+/// Takes a number from the front; `None` if there is none.
 fn take(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..64).step_by(7) {
@@ -182,7 +183,7 @@ impl BlockLists {
     }
 }
 
-/// Splits a file; `None`: it is damaged.
+/// Splits a file; `None` if it is damaged.
 fn parts(bytes: &[u8]) -> Option<(Owner, &[u8])> {
     let (content, check) = bytes.split_last_chunk::<4>()?;
     if crc32c(content) != u32::from_le_bytes(*check) {

@@ -1,5 +1,5 @@
-//! Checks of a daemon's options and state directory without a start, beside a daemon that may be
-//! using them. A hand-over has the next program make them before anything is closed.
+//! Checks of a daemon's options and state directory without a start, while another daemon may be
+//! using them. Before a hand-over, the next program makes these checks before anything is closed.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ fn check_state(dir: &Path) -> Result<(), ApiError> {
     private::check_directory(dir)?;
     state::peek(dir)?;
     match access(dir, Access::WRITE_OK | Access::EXEC_OK) {
-        // It is made by the start.
+        // The start creates the directory.
         Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
         Err(errno) => {
             let failed = io_error("cannot write to the state directory", dir, &errno.into());

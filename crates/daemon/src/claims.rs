@@ -1,6 +1,6 @@
-//! The devices that operations in progress use, stored volumes aside. A claim ends with the last
-//! thread of its operation, which may wait for a device long after the operation was reported as
-//! failed.
+//! The devices that operations in progress use, apart from those of stored volumes. A claim ends
+//! with the last thread of its operation, which may wait for a device long after the operation was
+//! reported as failed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::planted::{self, PlantedBug};
 struct DeviceUse {
     verb: &'static str,
     volume: Definition,
-    /// Whether it may format the cache device.
+    /// Whether the operation may format the cache device.
     formats: bool,
 }
 
@@ -64,7 +64,7 @@ impl Claims {
         OperationClaim { all: self.clone(), number: table.last }
     }
 
-    /// Returns the verb of an operation that was given up, and still uses the devices of a volume,
+    /// Returns the verb of an operation that was given up and still uses the devices of a volume,
     /// for another operation on that volume.
     pub(crate) fn given_up(&self, name: &VolumeName) -> Option<&'static str> {
         let table = self.table();
@@ -76,8 +76,8 @@ impl Claims {
         }
     }
 
-    /// Claims the devices of a stored volume. No other stored volume has them, and a new one is
-    /// checked against this.
+    /// Claims the devices of a stored volume. No other stored volume uses them, and new volumes are
+    /// checked against this claim.
     pub(crate) fn stored(
         self: &Arc<Self>,
         verb: &'static str,
@@ -90,8 +90,8 @@ impl Claims {
     /// Claims the devices of a new volume.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`]: an operation in progress uses one of them in a way that excludes this.
-    /// A cache device that may be formatted is shared with none.
+    /// [`ErrorKind::Busy`]: an operation in progress uses one of the devices in a way that excludes
+    /// this use. A cache device that may be formatted is never shared.
     pub(crate) fn new_volume(
         self: &Arc<Self>,
         verb: &'static str,
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(refused(&path("c1"), remote), busy("origin"));
         drop((first, second));
         assert_eq!(refused(&planned, remote), Ok(()));
-        // A cache of stored volumes takes another one while something is done to them.
+        // A volume may be added to a cache of stored volumes during operations on these.
         let _stop = all.stored("stop", &volume("a", &path("c1"), &path("o1")));
         assert_eq!(of(Existing::Join, &path("c1"), &path("o2")), Ok(()));
         assert_eq!(refused(&path("c1"), &path("o2")), busy("cache"), "it may format it");

@@ -1,5 +1,5 @@
-//! The content of a device, as far as it decides whether the device may be overwritten: marks of
-//! other systems, or any other data.
+//! The content of a device, as far as it determines whether the device may be overwritten: marks of
+//! other systems, or other data.
 #![expect(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -19,18 +19,18 @@ use forebay_format::Digest;
 
 /// Bytes that are read at the start and at the end of a device.
 const EDGE: u64 = 1 << 20;
-/// Bytes of a sample between them.
+/// Bytes of each sample between the edges.
 const PAGE: u64 = 4096;
 /// Samples at equal distances.
 const SAMPLES: u64 = 64;
 /// Number of runs of data in a sparse file up to which their first bytes are read as well.
 const MOST_RUNS: usize = 1024;
-/// Most marks that are named.
+/// Most marks that are named in messages.
 const MOST_NAMED: usize = 4;
 
-/// The word with which the hidden verb [`helper::VERB`] is asked for [`print_marks`].
+/// Argument of the hidden verb [`helper::VERB`] that requests [`print_marks`].
 pub(crate) const MARKS_WORD: &str = "marks";
-/// Time limit for that process: the device has answered other reads at once.
+/// Time limit for the helper process; the device has just answered other reads.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Interval at which the process is polled.
 const STEP: Duration = Duration::from_millis(2);
@@ -40,20 +40,19 @@ const STEP: Duration = Duration::from_millis(2);
 pub struct DeviceContent {
     /// Marks of other systems.
     pub marks: Vec<Signature>,
-    /// Whether all that was read is the pattern of a device that nothing was written to.
+    /// Whether all bytes that were read are the pattern of a device to which nothing was written.
     pub blank: bool,
-    /// Changes if anything changes that was read.
+    /// Changes if any of the bytes that were read change.
     fingerprint: u128,
 }
 
 impl DeviceContent {
-    /// Looks at a device of `size` bytes: at its edges, at samples in between, and at the bytes at
-    /// `runs`. `read` returns bytes at an offset; both are multiples of the device's logical block.
-    /// `marks` finds marks; `None`: it cannot, and the usual ones are looked for in the first
-    /// bytes.
+    /// Examines a device of `size` bytes: its edges, samples in between, and the bytes at `runs`.
+    /// `read` returns bytes at an offset; both are multiples of the device's logical block. `marks`
+    /// finds marks; if it returns `None`, the first bytes are searched for the common ones.
     ///
     /// # Errors
-    /// That of `read`.
+    /// The error of `read`.
     pub fn look<E>(
         size: u64,
         runs: &[u64],
@@ -82,7 +81,7 @@ impl DeviceContent {
         Ok(DeviceContent { marks, blank, fingerprint: digest.value() })
     }
 
-    /// Describes it, to follow "it holds".
+    /// Describes the content, in words that can follow "it holds".
     pub fn describe(&self) -> String {
         if self.marks.is_empty() {
             let what = if self.blank { "nothing" } else { "data of an unknown kind (not blank)" };
@@ -99,8 +98,8 @@ impl DeviceContent {
     }
 }
 
-/// Whether each page has the one value that it has on a device that was never written to, or was
-/// discarded.
+/// Returns whether each page has the single value that it has on a device that was never written,
+/// or was discarded.
 fn is_blank(bytes: &[u8]) -> bool {
     bytes.chunks(PAGE as usize).all(|page| {
         let first = page.first().copied().unwrap_or(0);
@@ -108,7 +107,7 @@ fn is_blank(bytes: &[u8]) -> bool {
     })
 }
 
-/// Returns where runs of data begin in a sparse file. May wait for the device.
+/// Returns the offsets at which runs of data begin in a sparse file. May wait for the device.
 pub(crate) fn runs(device: &dyn Device) -> Vec<u64> {
     let (mut found, mut at) = (Vec::new(), 0);
     while at < device.size() && found.len() < MOST_RUNS && device.knows_holes() {
@@ -121,9 +120,9 @@ pub(crate) fn runs(device: &dyn Device) -> Vec<u64> {
     found
 }
 
-/// Returns the marks of [`blkid::marks`], found by a process of its own: libblkid parses bytes that
-/// any writer of the device controls, and must not end the daemon. `None`: there is no libblkid, or
-/// it has failed.
+/// Returns the marks of [`blkid::marks`], found by a separate process: libblkid parses bytes that
+/// any writer of the device controls, and must not end the daemon. `None` if there is no libblkid
+/// or it has failed.
 pub(crate) fn marks_apart(device: OwnedFd) -> Option<Vec<Signature>> {
     match ask(device) {
         Ok(marks) => Some(marks),
@@ -157,7 +156,7 @@ fn ask(device: OwnedFd) -> io::Result<Vec<Signature>> {
     parse(&answer).ok_or_else(|| io::Error::other("there is no libblkid.so.1, or it has failed"))
 }
 
-/// A mark as it is passed on: usage, kind, label, UUID, offset.
+/// A mark in the form in which it is passed on: usage, kind, label, UUID, offset.
 type Passed = (String, String, Option<String>, Option<String>, u64);
 
 /// Prints the marks of the device that is standard input, for [`marks_apart`].
@@ -189,7 +188,7 @@ fn parse(answer: &str) -> Option<Vec<Signature>> {
 mod tests {
     use super::*;
 
-    /// Looks at these bytes, without libblkid.
+    /// Examines these bytes without libblkid.
     fn look(bytes: &[u8], runs: &[u64]) -> DeviceContent {
         let read = |at: u64, len: usize| {
             let from = usize::try_from(at).expect("small");
@@ -218,12 +217,12 @@ mod tests {
             let other = look(&vec![7; size], &[]);
             assert_eq!(other.blank, size == 0);
         }
-        // A discarded disk of which the table was zeroed.
+        // A discarded disk whose partition table was zeroed.
         assert!(look(&[vec![0; 4096], vec![0xff; 4 << 20]].concat(), &[]).blank);
     }
 
-    /// As the superblock of ext4, which each mount writes: its CRC32C is behind it, so that a
-    /// CRC32C of both together is always the same.
+    /// Like the superblock of ext4, which each mount writes: its CRC32C follows it, so that a
+    /// CRC32C over both is constant.
     #[test]
     fn a_mount_meanwhile_changes_what_was_seen() {
         let mounted = |times: u8| {

@@ -13,7 +13,7 @@ const STEPS: i32 = 120;
 /// The RAM sizes of the table are this one times powers of four.
 const RAM: u64 = 64 << 20;
 
-/// Smaller RAM sizes are shown only if there are fewer than this many others.
+/// Smaller RAM sizes are included only if there are fewer than this many others.
 const FEWEST_RAM: u32 = 3;
 
 /// The largest RAM size of the table.
@@ -53,8 +53,8 @@ pub fn rows(
     sizes.into_iter().map(row).collect()
 }
 
-/// Returns 64M, 256M, 1G and so on, up to the first that holds the whole footprint; less if that is
-/// small.
+/// Returns 64M, 256M, 1G and so on, up to the first size that holds the whole footprint; smaller
+/// sizes if the footprint is small.
 fn usual_ram_sizes(footprint: u64, block: u64) -> Vec<u64> {
     let mut last = RAM;
     while last < footprint && last < MOST_RAM {
@@ -69,11 +69,12 @@ fn usual_ram_sizes(footprint: u64, block: u64) -> Vec<u64> {
     sizes
 }
 
-/// Returns the shares that RAM of `bytes` bytes serves in front of a cache of `cache` bytes.
+/// Returns the shares of accesses that RAM of `bytes` bytes, a cache of `cache` bytes behind it and
+/// the origin serve.
 ///
-/// Both are taken for LRU caches, and the larger one for a superset of the smaller. An access hits
-/// in RAM if its reuse distance is less than the size of RAM, and in one of the two if it is less
-/// than the size of the larger.
+/// Both are modelled as LRU caches, and the content of the larger one as a superset of the smaller
+/// one's. An access hits in RAM if its reuse distance is less than the size of RAM, and in one of
+/// the two if it is less than the size of the larger.
 pub fn ram_row(bytes: u64, cache: u64, row: &dyn Fn(u64) -> CurveRow) -> RamRow {
     let (ram, both) = (row(bytes).hits(), row(bytes.max(cache)).hits());
     // The estimate of a larger size is hardly ever smaller, but nothing forbids it.
@@ -97,7 +98,7 @@ pub fn ram_rows(
     sizes.into_iter().map(|bytes| ram_row(bytes, cache, row)).collect()
 }
 
-/// Returns the points of a picture that covers all of these rows and the whole footprint.
+/// Returns the points of a graph that covers all of these rows and the whole footprint.
 pub fn points(
     rows: &[CurveRow],
     footprint: u64,
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn shares_of_ram_and_cache_add_up_and_the_larger_one_counts() {
-        // The share of a size is that of 8 MiB which it holds.
+        // The share grows linearly with the size, up to 1 at 8 MiB.
         let row = |bytes: u64| {
             let share = (bytes as f64 / f64::from(8 << 20)).min(1.0);
             CurveRow {

@@ -13,7 +13,7 @@ use forebay_host::sysfs;
 pub struct DeviceName {
     /// The whole name with an absolute path, so that it does not depend on the working directory.
     pub text: String,
-    /// The file or block device; `None` for RAM and for other machines' devices.
+    /// The file or block device; `None` for RAM and for devices of other machines.
     pub path: Option<PathBuf>,
     /// The device on another machine.
     pub remote: Option<RemoteName>,
@@ -40,7 +40,7 @@ impl DeviceName {
     /// Parses the name of an origin, which must be persistent.
     ///
     /// # Errors
-    /// As [`DeviceName::parse`], and if it is RAM.
+    /// See [`DeviceName::parse`], or the origin is RAM.
     pub fn parse_origin(field: &str, text: &str) -> Result<Self, ApiError> {
         let name = DeviceName::parse(field, text)?;
         if name.path.is_none() && name.remote.is_none() {
@@ -51,10 +51,10 @@ impl DeviceName {
         Ok(name)
     }
 
-    /// Resolves the name to the bytes behind it; `None` for RAM. Asks no other machine.
+    /// Resolves the name to the bytes behind it; `None` for RAM. Does not contact other machines.
     ///
     /// # Errors
-    /// As [`DeviceKey::of`], except that a file with a given size may be missing.
+    /// See [`DeviceKey::of`], except that a file with a given size may be missing.
     pub fn place(&self, field: &str) -> Result<Option<DeviceKey>, ApiError> {
         if let Some(name) = &self.remote {
             return Ok(Some(DeviceKey::Remote(name.clone())));
@@ -79,7 +79,7 @@ pub enum DeviceKey {
     Remote(RemoteName),
     /// A block device.
     Block {
-        /// Its device number.
+        /// The device number.
         number: u64,
         /// The device number of the whole disk, if this is a partition.
         whole: Option<u64>,
@@ -92,7 +92,7 @@ impl DeviceKey {
     /// Resolves a path.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if nothing exists there, or something that cannot be a device.
+    /// [`ErrorKind::Invalid`] if nothing exists at the path, or something that cannot be a device.
     pub fn of(field: &str, path: &Path) -> Result<Self, ApiError> {
         let metadata = fs::metadata(path).map_err(|error| {
             let message = format!("{field}: {}: {error}", path.display());
@@ -156,7 +156,7 @@ impl DeviceKey {
     }
 }
 
-/// The cache device of a volume that has none. A file of this name is `./none`.
+/// The cache device of a volume without one. A file of this name is written `./none`.
 pub const NO_CACHE: &str = "none";
 
 /// Returns the path of a device that is a file or a block device.
@@ -167,8 +167,8 @@ pub fn path_of(device: &str) -> Option<PathBuf> {
     DeviceName::parse("device", device).ok()?.path
 }
 
-/// Whether a device is not there at the moment, though it may appear: while a machine boots, for
-/// instance.
+/// Returns whether a device is absent at present, although it may appear later, for example while a
+/// machine boots.
 pub fn is_missing(device: &str) -> bool {
     device != NO_CACHE
         && DeviceName::parse("device", device)

@@ -1,6 +1,5 @@
-//! A daemon within another program: without sockets, signals and a process of its own. The
-//! operations, the state and the data path are those of every daemon, so that a simulator runs the
-//! code that operators run.
+//! A daemon within another program, without sockets, signals and its own process. Operations, state
+//! and data path are those of every daemon, so that a simulator runs the code that operators run.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -25,11 +24,11 @@ use crate::volumes::{Programs, Volumes};
 pub struct Environment {
     /// The state directory.
     pub state_dir: PathBuf,
-    /// The lock of that directory, if the program before this one has left it.
+    /// The lock of the state directory, if the previous program has handed it over.
     pub state_lock: Option<OwnedFd>,
-    /// Number of programs before this one.
+    /// Number of previous programs.
     pub hand_overs: u64,
-    /// Front ends, which have claimed their addresses.
+    /// Front ends that have claimed their addresses.
     pub front_ends: Vec<Arc<dyn FrontEnd>>,
     /// Opens devices.
     pub opener: Arc<dyn Opener>,
@@ -48,7 +47,7 @@ pub struct ApiResponse {
     pub body: serde_json::Value,
 }
 
-/// A running daemon. Dropping it ends nothing in order: see [`Embedded::shut_down`].
+/// A running daemon. Dropping it is not an orderly end: see [`Embedded::shut_down`].
 pub struct Embedded {
     volumes: Arc<Volumes>,
     stop: Arc<StopRequest>,
@@ -78,11 +77,11 @@ impl Embedded {
         Ok(Embedded { volumes: Volumes::new(host, state, front_ends, programs), stop })
     }
 
-    /// Starts the volumes that are to be served, and watches them. Returns when each is served, has
-    /// failed, or waits for a device.
+    /// Starts the volumes that should be served, and watches them. Returns when each one is served,
+    /// has failed, or waits for a device.
     ///
     /// # Errors
-    /// There is no thread left.
+    /// The system has no threads left.
     pub fn restore(&self) -> Result<(), ApiError> {
         self.volumes.watch(&self.stop)?;
         self.volumes.restore(&self.stop, Duration::ZERO);
@@ -109,7 +108,7 @@ impl Embedded {
         ApiResponse { status: answer.status, body }
     }
 
-    /// Stores the positions of the caches, as every daemon does every few seconds.
+    /// Stores the positions of the caches; every daemon does this every few seconds.
     pub fn note_positions(&self) {
         self.volumes.note_positions();
     }

@@ -2,12 +2,12 @@
 //!
 //! - [`file`](mod@file): the file, bounded in size
 //! - `programs`: events of the daemon itself
-//! - [`query`]: which of them a client wants
-//! - [`stream`]: follows them, as server-sent events
+//! - [`query`]: which events a client requests
+//! - [`stream`]: sends events to a client as they happen, as server-sent events
 //!
-//! The latest events are in memory, from which clients are answered. A thread of its own writes
-//! them to the file: neither a volume nor a command waits for it, and a file that cannot be written
-//! costs nothing but the events before the next start.
+//! The latest events are in memory, from which clients are answered. A separate thread writes them
+//! to the file: neither a volume nor a command waits for it. If the file cannot be written, only
+//! the events before the next start are lost.
 
 pub(crate) mod file;
 mod programs;
@@ -65,7 +65,7 @@ impl NewEvent {
         self
     }
 
-    /// Sets the device, as the operator named it.
+    /// Sets the device, by the name that the operator gave it.
     pub(crate) fn device(mut self, device: &str) -> Self {
         self.device = Some(shortened(device));
         self
@@ -108,7 +108,7 @@ impl Recent {
     }
 }
 
-/// Work of the thread that writes.
+/// Work of the writing thread.
 enum WriterJob {
     Write(Vec<u8>),
     /// Answers when everything before has been written, or could not be.
@@ -126,8 +126,8 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Reads the events of a state directory, and starts the thread that writes new ones. Without a
-    /// file that can be used, events are in memory only until there is one.
+    /// Reads the events of a state directory, and starts the thread that writes new ones. As long
+    /// as no usable file exists, events are only in memory.
     pub(crate) fn open(state_dir: &Path) -> Arc<Self> {
         let mut recent = Recent::default();
         for (line, event) in file::read(state_dir) {
@@ -160,7 +160,7 @@ impl Events {
         let mut line = serde_json::to_vec(&event).unwrap_or_default();
         line.push(b'\n');
         recent.push(line.len(), event);
-        // With the list locked, so that the file has them in the same order.
+        // Sent with the list locked, so that the file has the events in the same order.
         if let Err(TrySendError::Full(_)) = self.jobs.try_send(WriterJob::Write(line)) {
             tracing::warn!("an event is not kept: {QUEUE} others wait for the state directory");
         }
@@ -168,7 +168,7 @@ impl Events {
         self.newest.send_replace(id);
     }
 
-    /// Returns the events that a client wants, oldest first.
+    /// Returns the events that a client requests, oldest first.
     pub(crate) fn list(&self, query: &Query) -> Vec<Event> {
         self.batch(query).0
     }
@@ -197,7 +197,7 @@ impl Events {
         EventKind::ALL.iter().copied().zip(counts)
     }
 
-    /// Waits until all recorded events are written, or cannot be, at most for `patience`.
+    /// Waits until all recorded events are written or cannot be written, for at most `patience`.
     pub(crate) fn settle(&self, patience: Duration) {
         let (tell, told) = sync_channel(1);
         if self.jobs.try_send(WriterJob::Answer(tell)).is_ok() {
@@ -206,7 +206,7 @@ impl Events {
     }
 }
 
-/// Writes until there is nothing more to come.
+/// Writes events until the channel is closed.
 fn write_all(mut file: EventFile, todo: &Receiver<WriterJob>) {
     loop {
         match todo.recv_timeout(RETRY) {
@@ -282,7 +282,7 @@ mod tests {
         events.record(pinned(1));
         events.settle(Duration::from_secs(60));
         assert_eq!(numbers(&events, &Query::default()), [json!(1)]);
-        // It is written once there is a place for it.
+        // The event is written once the directory exists.
         std::fs::create_dir(dir.path().join("absent")).expect("writable");
         events.settle(Duration::from_secs(60));
         assert_eq!(file::read(&dir.path().join("absent")).len(), 1);

@@ -25,7 +25,7 @@ pub(crate) enum ReplacementStep {
     Sync,
 }
 
-/// Takes a step in a directory: waits or fails as its fault says.
+/// Runs before a step in a directory: waits or fails according to the fault of the directory.
 ///
 /// # Errors
 /// The step fails.
@@ -51,7 +51,7 @@ mod planted {
 
     static PLANTED: Mutex<Vec<(PathBuf, Fault)>> = Mutex::new(Vec::new());
 
-    /// Gives a directory, and those below it, a fault, or removes it.
+    /// Sets or removes the fault of a directory and those below it.
     pub fn set(dir: &Path, fault: Option<Fault>) {
         let mut planted = PLANTED.lock();
         planted.retain(|(planted, _)| planted != dir);

@@ -137,7 +137,7 @@ impl FrontEndOptions {
     /// Checks the files that a start reads.
     ///
     /// # Errors
-    /// One cannot be used.
+    /// One of the files cannot be used.
     pub(crate) fn check(&self) -> Result<(), ApiError> {
         self.tls().map(drop)
     }
@@ -158,8 +158,8 @@ impl FrontEndOptions {
     }
 }
 
-/// Tells served volumes from others of the same name, for front ends that are claimed before there
-/// is a data path.
+/// Provides the identities of served volumes, which distinguish them from others of the same name,
+/// for front ends that are claimed before there is a data path.
 #[derive(Clone, Default)]
 pub(crate) struct Identities(Arc<OnceLock<Weak<dyn Host>>>);
 
@@ -238,12 +238,13 @@ pub(crate) fn claim(
 /// Exports devices without a cache, which the lanes serve.
 ///
 /// # Errors
-/// A front end does not export one.
+/// A front end refuses to export a device.
 pub(crate) fn publish_raw(
     front_ends: &[Arc<dyn FrontEnd>],
     raw: &[RawExport],
 ) -> Result<(), ApiError> {
-    // An operator who serves NBD by TCP and exports them names both on one command line.
+    // An operator who serves NBD by TCP and names these devices has done both on one command line,
+    // so remote clients may use them.
     let settings = Settings { nbd: NbdReach::All, ..Settings::default() };
     let set = &settings.export;
     let all = front_ends.iter().filter(|it| it.kind().is_some_and(|kind| set.has(kind)));

@@ -1,7 +1,7 @@
 //! Replaces the program of the daemon's process without disconnecting clients.
 //!
 //! The process executes the new program itself: process, privileges, control group and service stay
-//! as they are, and descriptors that are not closed stay open. The front ends pass their clients on
+//! unchanged, and descriptors that are not closed stay open. The front ends pass their clients on
 //! as descriptors with labels (see [`HandedOver`]); the caches are closed in order and opened
 //! again. The list of descriptors is in a file in memory, whose descriptor is named by
 //! [`VARIABLE`].
@@ -25,10 +25,11 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde::{Deserialize, Serialize};
 
-/// The version of the list, which [`VERB`] prints. A program that reads another one cannot take
-/// over. Since version 2 the program is executed with its signals blocked (see
-/// [`super::signals::block`]). Since version 3 it checks options and state when it is asked (see
-/// [`super::checking`]), and serves the volumes that were handed over, not others with their names.
+/// The version of the list, which [`VERB`] prints. A program with another version cannot take over.
+/// Since version 2 the program is executed with its signals blocked (see
+/// [`super::signals::block`]). Since version 3 it can be asked to check options and state (see
+/// [`super::checking`]), and serves exactly the volumes that were handed over, not others with
+/// their names.
 pub const VERSION: u32 = 3;
 
 /// The environment variable with the number of the descriptor of the list.
@@ -37,16 +38,16 @@ const VARIABLE: &str = "FOREBAY_HAND_OVER";
 /// The hidden verb with which a program prints the version of the list that it reads.
 pub const VERB: &str = "hand-over-version";
 
-/// Time limit for a program to print that.
+/// Time limit for a program to print the version.
 const ANSWERING: Duration = Duration::from_secs(10);
 
-/// The parts that each front end hands over, by its name.
+/// The parts that each front end hands over, by the name of the front end.
 pub(crate) type Items = BTreeMap<String, Vec<HandedOver>>;
 
 /// The parts that the previous program of this process has handed over.
 #[derive(Default)]
 pub(crate) struct InheritedParts {
-    /// Number of programs before this one in this process; 0: nothing was handed over.
+    /// Number of previous programs in this process; 0 if nothing was handed over.
     pub(crate) hand_overs: u64,
     /// The admin socket and the lock of its path.
     pub(crate) socket: Option<LeftSocket>,
@@ -54,7 +55,7 @@ pub(crate) struct InheritedParts {
     pub(crate) state_lock: Option<OwnedFd>,
     /// The memory limit in force, in bytes.
     pub(crate) memory_limit: Option<u64>,
-    /// Lines that are missing in the log.
+    /// Number of lines that are missing in the log.
     pub(crate) log_missing: u64,
     /// The front ends' descriptors.
     pub(crate) items: Items,
@@ -63,15 +64,15 @@ pub(crate) struct InheritedParts {
 /// A listening unix socket for the next program.
 pub(crate) struct LeftSocket {
     pub(crate) listener: Arc<OwnedFd>,
-    /// The lock of its path.
+    /// The lock of the socket's path.
     pub(crate) lock: Arc<OwnedFd>,
-    /// Device and inode of its path.
+    /// Device and inode of the socket's path.
     pub(crate) identity: (u64, u64),
 }
 
 /// The parts that this program hands over.
 pub(crate) struct HandOverParts {
-    /// Number of programs in this process before the next one, without the present one.
+    /// Number of programs in this process before the present one.
     pub(crate) hand_overs: u64,
     pub(crate) socket: LeftSocket,
     pub(crate) state_lock: OwnedFd,
@@ -177,9 +178,9 @@ pub fn exit_code(code: u8) -> u8 {
     }
 }
 
-/// Returns the error of a start. After a hand-over it is one with which the service manager starts
-/// the daemon again: the former program could run with these options, and so may the one that is at
-/// its path by then.
+/// Returns the error of a failed start. After a hand-over, the error makes the service manager
+/// start the daemon again: the former program could run with these options, and so may the program
+/// that is then at its path.
 pub fn failed_start(error: ApiError) -> ApiError {
     match std::env::var_os(VARIABLE) {
         Some(_) => ApiError { kind: ErrorKind::Failed, ..error },
@@ -190,7 +191,7 @@ pub fn failed_start(error: ApiError) -> ApiError {
 /// Checks that a program can use the descriptors of this one, and its options and state.
 ///
 /// # Errors
-/// It cannot, or it is no program.
+/// It cannot, or it is not a program; the reason.
 pub(crate) fn check(program: &Path) -> Result<(), ApiError> {
     let refused = |reason: String| {
         let message = format!("{} cannot take over: {reason}", program.display());
@@ -227,7 +228,7 @@ pub(crate) fn check(program: &Path) -> Result<(), ApiError> {
     )))
 }
 
-/// The output of a program, and its success.
+/// The output of a program, and whether it succeeded.
 struct ProgramOutput {
     succeeded: bool,
     out: String,
@@ -237,11 +238,11 @@ struct ProgramOutput {
 /// Runs a program to its end, within [`ANSWERING`].
 ///
 /// # Errors
-/// It cannot be executed, or does not end: a sentence.
+/// The program cannot be executed, or does not end; the error is a sentence.
 fn ask(program: &Path, arguments: &[OsString]) -> Result<ProgramOutput, String> {
     let mut child = Command::new(program)
         .args(arguments)
-        // This process may have been handed over itself; that program is not.
+        // This process may have been handed over itself; that program was not.
         .env_remove(VARIABLE)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -253,10 +254,10 @@ fn ask(program: &Path, arguments: &[OsString]) -> Result<ProgramOutput, String> 
         match child.try_wait() {
             Ok(Some(status)) => break status,
             Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
-            // A program that prints more than a pipe holds waits for ever.
+            // A program that prints more than a pipe holds would wait for ever.
             Ok(None) | Err(_) => {
                 let _ = child.kill();
-                // Nothing is left of it in the table of processes.
+                // Removes the process from the process table.
                 let _ = child.wait();
                 return Err("it does not answer".into());
             }
@@ -269,7 +270,7 @@ fn ask(program: &Path, arguments: &[OsString]) -> Result<ProgramOutput, String> 
     })
 }
 
-/// Reads the content of a pipe, as far as it is a sentence.
+/// Reads the content of a pipe, up to the length of a sentence.
 fn said(pipe: impl Read) -> String {
     const SENTENCE: u64 = 4096;
     let mut said = Vec::new();
@@ -277,8 +278,8 @@ fn said(pipe: impl Read) -> String {
     String::from_utf8_lossy(&said).into_owned()
 }
 
-/// Returns the path of the program that this process was started with, where a package upgrade puts
-/// the next.
+/// Returns the path of the program with which this process was started; a package upgrade installs
+/// the next program there.
 ///
 /// # Errors
 /// The system does not tell.
@@ -288,8 +289,8 @@ pub(crate) fn own_program() -> io::Result<PathBuf> {
     Ok(kept.map_or_else(|| path.clone(), PathBuf::from))
 }
 
-/// Executes `program` in this process, with the arguments of the present one. Returns only if that
-/// is impossible; this program is executed anew then, if that is possible.
+/// Executes `program` in this process, with the present arguments. Returns only if that fails; in
+/// this case the present program is executed again, if possible.
 pub(crate) fn execute(program: &Path, left: &HandOverParts) -> ApiError {
     let list = match write(left) {
         Ok(list) => list,
@@ -308,7 +309,7 @@ pub(crate) fn execute(program: &Path, left: &HandOverParts) -> ApiError {
     ApiError::failed(format!("neither program can be executed: {error}; clients are disconnected"))
 }
 
-/// Writes the list, and has everything in it left open.
+/// Writes the list, and makes all descriptors in it stay open.
 fn write(left: &HandOverParts) -> io::Result<OwnedFd> {
     let leave = |descriptor: &OwnedFd| -> io::Result<RawFd> {
         fcntl_setfd(descriptor, FdFlags::empty())?;
@@ -371,7 +372,7 @@ mod tests {
             HandOverParts { hand_overs: 4, socket, state_lock, memory_limit, log_missing, items };
         let list = write(&left).expect("writable");
         let number = list.as_raw_fd().to_string();
-        // As if `execve` had taken them away without closing them.
+        // As if `execve` had removed them without closing them.
         std::mem::forget((left, list));
         let inherited = read(OsStr::new(&number)).expect("readable");
         assert_eq!(inherited.hand_overs, 5);

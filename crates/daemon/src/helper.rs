@@ -1,4 +1,4 @@
-//! Steps that a daemon has another process take, because they may wait for a device without a way
+//! Steps that a daemon leaves to another process, because they may wait for a device without a way
 //! to interrupt them, or parse untrusted bytes.
 
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use crate::content;
 
 pub use forebay_export::helper::VERB;
 
-/// Takes a step, and returns the line that the daemon reads.
+/// Executes a step, and returns the line for the daemon.
 ///
 /// # Errors
 /// The task is unknown, or the marks of a device cannot be read.

@@ -5,15 +5,15 @@
 //! - [`ram`]: RAM tiers of volumes
 //! - [`deferral`]: their deferred writes
 //! - [`devices`]: opens devices, and claims them
-//! - [`draining`]: writes down data that only RAM has, before the program ends
+//! - [`draining`]: writes down data that exists only in RAM, before the program ends
 //! - [`contents`]: cached blocks: writes them back, drops, pins, evicts and loads them
 //! - [`caches`]: the open cache devices
 //! - [`inspect`]: inspects a cache device before anything is written
 //! - [`creation`]: creates and adopts volumes, and formats caches
-//! - [`overwriting`]: whether a device may be formatted, and wipes it before
+//! - [`overwriting`]: whether a device may be formatted, and wiping it before that
 //! - [`volumes`]: all further operations on volumes
 //! - [`curve`]: hit ratios of caches of other sizes; [`lost`]: ranges lost with a cache device
-//! - [`displaced`]: devices whose paths lead elsewhere; [`paths`]: the last look at each path
+//! - [`displaced`]: devices whose paths lead elsewhere; [`paths`]: the last check of each path
 //! - [`faults`], [`settings`], [`report`]: convert from the engine's types to the admin API's
 //! - [`opening`]: opens a cache and an origin together
 //! - [`attended`]: work that can be abandoned when a device does not answer
@@ -80,7 +80,7 @@ pub(crate) use raw::names;
 use report::Served;
 use shown::Shown;
 
-/// Bytes of memory of the program, with its threads and the admin API.
+/// Bytes of memory of the program, including its threads and the admin API.
 const PROCESS: u64 = 24 << 20;
 /// Bytes of memory of a lane, without the buffers that it keeps.
 const LANE: u64 = 4 << 20;
@@ -90,8 +90,8 @@ const KEPT_PART: u64 = 16;
 /// Time limit for a dismissed client to take its last replies.
 pub(crate) const DISMISSAL: Duration = Duration::from_secs(5);
 
-/// Time limit for all volumes, and again for all caches, to close; then the daemon ends without
-/// them.
+/// Time limit for all volumes, and again for all caches, to close; after that the daemon ends
+/// without them.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Returns how the origin of a volume with these settings is opened.
@@ -115,7 +115,7 @@ fn lanes_not_started(error: &std::io::Error) -> ApiError {
 pub(crate) struct DataPathParts<'a> {
     /// Number of lanes, at least 1.
     pub(crate) lanes: u32,
-    /// Front ends, which have claimed their addresses.
+    /// Front ends that have claimed their addresses.
     pub(crate) front_ends: &'a [Arc<dyn FrontEnd>],
     /// Devices that are served without a cache.
     pub(crate) raw: &'a [RawExport],
@@ -125,7 +125,7 @@ pub(crate) struct DataPathParts<'a> {
     pub(crate) records: DaemonRecords,
     /// The memory limit.
     pub(crate) memory: &'a Arc<MemoryBudget>,
-    /// Told of the progress of an end that takes long.
+    /// Gets the progress of an end that takes long.
     pub(crate) ending: &'a Arc<ShutdownProgress>,
 }
 
@@ -215,11 +215,11 @@ impl Lists {
 /// How to bring a volume up.
 #[derive(Clone, Default)]
 pub(super) struct How {
-    /// Start despite doubts about the origin or the log of the cache.
+    /// Whether to start despite doubts about the origin or the log of the cache.
     pub(super) force: bool,
     /// Compare all clean blocks with the origin first.
     pub(super) verify: bool,
-    /// The work that is under way, which may be cancelled.
+    /// The work in progress, which may be cancelled.
     pub(super) work: Arc<Work>,
 }
 
@@ -233,10 +233,10 @@ pub(crate) struct EngineHost {
     served: Arc<Served>,
     front_ends: Vec<Arc<dyn FrontEnd>>,
     lists: Lists,
-    /// The settings that volumes of one cache share, as the state has them.
+    /// The settings that volumes of one cache share, according to the state.
     newest: NewestSettings,
     events: Arc<Events>,
-    /// Told of the progress of an end that takes long.
+    /// Gets the progress of an end that takes long.
     ending: Arc<ShutdownProgress>,
 }
 

@@ -56,7 +56,7 @@ pub struct Definition {
 }
 
 impl Definition {
-    /// Returns the name that the cache device has for it.
+    /// Returns the name of the volume on the cache device.
     pub(crate) fn stored_name(&self) -> &VolumeName {
         self.stored_as.as_ref().unwrap_or(&self.name)
     }
@@ -74,7 +74,7 @@ pub(crate) fn fresh_uuid() -> Uuid {
 pub(crate) struct VolumeUuids {
     /// The volume.
     pub(crate) volume: Uuid,
-    /// Its cache.
+    /// The UUID of the cache.
     pub(crate) cache: Uuid,
 }
 
@@ -87,12 +87,12 @@ impl VolumeUuids {
     }
 }
 
-/// The copy of its cache device that a volume was started from.
+/// The copy of its cache device from which a volume was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copied {
-    /// The one that it was served from last, as far as is known.
+    /// The copy from which it was served last, as far as is known.
     Current,
-    /// One that lacks data which was durable, because of a force.
+    /// A copy that lacks data that had been durable, accepted by force.
     Older(Uuid),
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn not_found_next(displaced: &str) -> ApiError {
 /// The remains of a deleted volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remains {
-    /// Nothing.
+    /// Nothing remains.
     None,
     /// The cache device could not record the deletion, and may still hold the volume.
     OnCacheDevice,
@@ -151,18 +151,18 @@ pub(crate) enum Existing {
     Join,
     /// A blank device and an empty cache are used; anything else is [`ErrorKind::DataAtRisk`].
     Spare,
-    /// The device is overwritten, whatever it holds when the command is given; if that has changed
-    /// when the device is written to, as with [`Existing::Spare`].
+    /// The device is overwritten, whatever it holds when the command is given. If the content has
+    /// changed when the device is written, it is treated as for [`Existing::Spare`].
     Overwrite,
 }
 
 /// The required age of the number of a volume's cached blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Count {
-    /// The number of the last seconds. Counting visits the whole index of a cache with several
-    /// volumes, and holds up lanes that need the visited part.
+    /// A count that is at most some seconds old. Counting visits the whole index of a cache with
+    /// several volumes, and delays lanes that need the visited part.
     Fresh,
-    /// The last number that was counted: nothing waits.
+    /// The last count, without a wait.
     Known,
 }
 
@@ -194,7 +194,7 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// Returns its name, as in events.
+    /// Returns the name of the trouble in events.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Trouble::CacheFailed => "cache-failed",
@@ -217,32 +217,32 @@ impl Trouble {
     }
 }
 
-/// The state of a volume that the daemon watches all the time.
+/// The state of a volume that the daemon watches continuously.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Condition {
-    /// Its state.
+    /// The state of the volume.
     pub(crate) state: VolumeState,
     /// Bytes that are newer than the origin.
     pub(crate) dirty_bytes: u64,
-    /// Bytes written back since it was started.
+    /// Bytes written back since the volume was started.
     pub(crate) written_back_bytes: u64,
     /// Ranges of dirty data that cannot be read any more.
     pub(crate) lost_ranges: u64,
     /// Their bytes.
     pub(crate) lost_bytes: u64,
-    /// Why it is degraded, and the latest error of its devices, until it is resolved.
+    /// Why the volume is degraded, and the latest error of its devices, until it is resolved.
     pub(crate) trouble: Option<(Trouble, String)>,
-    /// Reads of its cache device that failed since that was opened.
+    /// Number of failed reads of the cache device since it was opened.
     pub(crate) failed_cache_reads: u64,
-    /// Reads of its origin that failed since it was started. Writes and syncs that fail are a
-    /// trouble that stays.
+    /// Number of failed reads of the origin since the volume was started. Failed writes and syncs
+    /// are a trouble instead, which stays.
     pub(crate) failed_origin_reads: u64,
-    /// The device that its start or stop has waited for, for longer than usual.
+    /// The device for which the volume's start or stop has waited longer than usual.
     pub(crate) waits_for: Option<String>,
 }
 
 impl Condition {
-    /// The condition of a volume in this state with nothing dirty and no errors.
+    /// Returns the condition of a volume in this state with nothing dirty and no errors.
     pub(crate) fn of(state: VolumeState) -> Self {
         Condition {
             state,
@@ -259,21 +259,21 @@ impl Condition {
 }
 
 /// A change of the cached blocks of a served volume. It never has to be undone, so it has no commit
-/// point: it ends between two blocks when its work is cancelled.
+/// point: when its work is cancelled, it ends between two blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BlockTask {
     /// Writes all currently dirty blocks to the origin, and makes them durable there.
     Flush,
-    /// Discards clean blocks from these tiers; data that only one tier has stays.
+    /// Discards clean blocks from these tiers. Data that only one tier has stays.
     Drop(DropRequest),
-    /// Loads the blocks into the RAM tier that it held at the last orderly stop, as far as there is
-    /// room. Gives way to clients. [`ErrorKind::Refused`] if there is no tier that takes them, or
-    /// no list of blocks.
+    /// Loads the blocks that the RAM tier held at the last orderly stop, as far as there is room.
+    /// Yields to clients. [`ErrorKind::Refused`] if no tier accepts them, or there is no list of
+    /// blocks.
     Prefetch,
-    /// Fills blocks that are absent; without ranges, the pinned ones. Gives way to clients.
+    /// Fills blocks that are absent; without ranges, the pinned ones. Yields to clients.
     Fill(Vec<ByteRange>),
-    /// Pins blocks, and fills those that are absent. [`ErrorKind::Refused`] if too much would be
-    /// pinned; the pins are then as they were.
+    /// Pins blocks, and fills those that are absent. [`ErrorKind::Refused`] if too many would be
+    /// pinned; the pins are then unchanged.
     Pin(Vec<ByteRange>),
     /// Pins blocks no longer; without ranges, all.
     Unpin(Vec<ByteRange>),
@@ -282,7 +282,7 @@ pub(crate) enum BlockTask {
 }
 
 impl BlockTask {
-    /// Returns the verb that operators know it by.
+    /// Returns the verb by which operators know the task.
     pub(crate) fn verb(&self) -> &'static str {
         match self {
             BlockTask::Flush => "flush",
@@ -295,14 +295,15 @@ impl BlockTask {
     }
 }
 
-/// The data path, as the daemon sees it. `host` implements each part where its code is.
+/// The data path, in the view of the daemon. `host` implements each part in the file that does the
+/// work.
 ///
-/// A method with a [`Work`] may take long. It runs on a thread of its own, reports progress there,
+/// A method with a [`Work`] may take long. It runs on a separate thread, reports progress there,
 /// and gives up soon after [`Work::is_cancelled`], or when a device has not answered for
-/// [`Work::patience`]. Before [`Work::commit`] it is withdrawn then: it fails with
-/// [`ErrorKind::Cancelled`] or an error that names the device, and the part that still
-/// waits ends without an effect when the device answers. After that point it is late, and ends as
-/// the device lets it. Until either end [`Reports::report`] knows the volume.
+/// [`Work::patience`]. Before [`Work::commit`], giving up withdraws it: it fails with
+/// [`ErrorKind::Cancelled`] or an error that names the device, and the part that still waits ends
+/// without an effect when the device answers. After the commit it is late instead, and ends when
+/// the device allows it. Until either end, [`Reports::report`] knows the volume.
 ///
 /// The daemon never runs two such methods for the same volume at once, except that the deletion of
 /// a volume with its dirty blocks runs beside a late method. None waits for the devices of another
@@ -319,7 +320,7 @@ pub(crate) trait Reports: Send + Sync {
     /// Waits until every lane has answered, which no device can delay.
     ///
     /// # Errors
-    /// A lane has not within `patience`; the message names it.
+    /// A lane has not answered within `patience`; the message names it.
     fn pulse(&self, patience: Duration) -> Result<(), ApiError>;
 
     /// Returns the daemon's memory.
@@ -329,12 +330,11 @@ pub(crate) trait Reports: Send + Sync {
     /// without the daemon's memory; `None` otherwise. Quick: no I/O.
     fn report(&self, name: &VolumeName, count: Count) -> Option<VolumeReport>;
 
-    /// Returns the condition of a volume of which there is a report. Quicker than the report, and
+    /// Returns the condition of a volume for which there is a report. Quicker than the report, and
     /// delays no lane.
     fn condition(&self, name: &VolumeName) -> Option<Condition>;
 
-    /// Counts the cached blocks that [`Count::Known`] answers with, unless they were counted within
-    /// `age`.
+    /// Counts the cached blocks for [`Count::Known`], unless they were counted within `age`.
     fn recount(&self, _age: Duration) {}
 
     /// Returns the UUIDs of a served volume; `None` if its cache is in RAM. Quick.
@@ -345,8 +345,9 @@ pub(crate) trait Reports: Send + Sync {
         None
     }
 
-    /// Returns the identity that distinguishes a volume from others of its name, for front ends
-    /// that serve it again after a hand-over or a restart. `None` if it is not served. Quick.
+    /// Returns the identity of a volume, which differs for another volume of the same name, for
+    /// front ends that serve it again after a hand-over or a restart. `None` if it is not served.
+    /// Quick.
     fn told_apart(&self, name: &VolumeName) -> Option<forebay_export::VolumeIdentity>;
 
     /// Records the positions of the open caches.
@@ -361,7 +362,7 @@ pub(crate) trait Reports: Send + Sync {
     /// have had for the requests of a served volume. Quick.
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`] if it is not served.
+    /// [`ErrorKind::Refused`] if the volume is not served.
     fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError>;
 
     /// Updates the curves and the shadow caches of all volumes on the calling thread, which takes
@@ -371,20 +372,20 @@ pub(crate) trait Reports: Send + Sync {
     /// Begins to record the requests of a served volume's clients.
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`] if it is not served, [`ErrorKind::Busy`] if it is
-    /// recorded already.
+    /// [`ErrorKind::Refused`] if the volume is not served, [`ErrorKind::Busy`] if it is recorded
+    /// already.
     fn record(&self, name: &VolumeName) -> Result<Recording, ApiError>;
 
     /// Returns the dirty ranges of a volume, served or not, on a cache device that has failed or is
     /// gone. Quick.
     fn lost(&self, name: &VolumeName) -> LostReport;
 
-    /// Looks whether the paths of all devices lead to them, for conditions and reports. Returns
-    /// soon.
+    /// Checks whether the paths of all devices still lead to them, for conditions and reports.
+    /// Returns soon.
     fn look_at_paths(&self) {}
 }
 
-/// A volume that is being created. Dropped, it is not created.
+/// A volume that is being created. Dropping this ends the creation.
 pub(crate) trait Creation {
     /// Formats the cache device, or joins its cache, and serves the volume.
     fn create(self: Box<Self>) -> Result<(), ApiError>;
@@ -392,9 +393,9 @@ pub(crate) trait Creation {
 
 /// Volumes that enter a cache device, and cache devices that no volume needs any more.
 pub(crate) trait Making {
-    /// Begins to create a volume, which has a UUID. Looks at the cache device: the operator's
-    /// consent covers its present content, however long the command has to wait afterwards. The
-    /// caches of `volumes` are not overwritten, whatever their devices are called now.
+    /// Begins to create a volume, which has a UUID. Inspects the cache device: the operator's
+    /// consent covers its present content, however long the command must wait afterwards. The
+    /// caches of `volumes` are not overwritten, whatever the names of their devices are now.
     fn begin_creation<'a>(
         &'a self,
         volume: &Definition,
@@ -403,9 +404,9 @@ pub(crate) trait Making {
         work: &Arc<Work>,
     ) -> Result<Box<dyn Creation + 'a>, ApiError>;
 
-    /// Serves the volume of this name that the cache device holds, or renames the one that is
-    /// stored under another name, and copies its block size, alignment, version and settings into
-    /// the definition. For `force` see [`Serving::start`].
+    /// Serves the volume of this name on the cache device, or renames the one that is stored under
+    /// another name. Copies its block size, alignment, version and settings into the definition.
+    /// For `force` see [`Serving::start`].
     fn adopt(
         &self,
         volume: &mut Definition,
@@ -413,8 +414,8 @@ pub(crate) trait Making {
         work: &Arc<Work>,
     ) -> Result<Copied, StartError>;
 
-    /// Wipes the cache device of a deleted volume, whose cache holds no other: it shows no mark of
-    /// Forebay afterwards, nor of anything else.
+    /// Wipes the cache device of a deleted volume, whose cache holds no other volume. Afterwards
+    /// the device shows no mark of Forebay or of any other system.
     fn wipe(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
 }
 
@@ -422,8 +423,9 @@ pub(crate) trait Making {
 pub(crate) trait Serving {
     /// Recovers the cache device and serves the volume with the settings in its definition. With
     /// `force` it continues although the log has lost records, or the origin was changed while the
-    /// cache had newer blocks; the cache's blocks win. With `verify` all clean blocks are compared
-    /// with the origin first. Without [`Work::patience`] it waits for devices without limit.
+    /// cache had newer blocks; the blocks of the cache prevail. With `verify` all clean blocks are
+    /// compared with the origin first. Without [`Work::patience`] it waits for devices without
+    /// limit.
     fn start(
         &self,
         volume: &Definition,
@@ -431,7 +433,7 @@ pub(crate) trait Serving {
         work: &Arc<Work>,
     ) -> Result<Copied, StartError>;
 
-    /// Has clients find a volume that was created, adopted or started, until its end.
+    /// Makes a volume visible to clients that was created, adopted or started, until its end.
     fn show(&self, _name: &VolumeName) {}
 
     /// Checks that the path of a served volume's origin leads to it.
@@ -442,31 +444,31 @@ pub(crate) trait Serving {
         Ok(())
     }
 
-    /// Applies the settings that a served volume shares with others of its cache, as the state has
-    /// them, to all of these.
+    /// Applies the settings that a served volume shares with others of its cache, according to the
+    /// state, to all of these volumes.
     ///
     /// # Errors
-    /// It is not served, or the cache device fails.
+    /// The volume is not served, or the cache device fails.
     fn share(&self, name: &VolumeName, work: &Arc<Work>) -> Result<(), ApiError>;
 
     /// Applies the settings in the definition to a served volume. Leaving writeback first writes
     /// all dirty blocks to the origin; requests are served meanwhile.
     fn set(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError>;
 
-    /// Stops serving a volume in order: acknowledged writes are durable on the cache device, dirty
-    /// blocks stay dirty. A cache in RAM is first written back to the origin, and the volume stays
-    /// served if that fails. Any other error means that the volume is no longer served, but did not
-    /// stop cleanly.
+    /// Stops serving a volume in order: acknowledged writes are durable on the cache device, and
+    /// dirty blocks stay dirty. A cache in RAM is first written back to the origin; if that fails,
+    /// the volume stays served. Any other error means that the volume is no longer served, but did
+    /// not stop cleanly.
     ///
-    /// A cache device to which its path does not lead any more counts as RAM. With such an origin
-    /// the volume is not stopped, as its content may be lost then, unless `abandon`, with which
-    /// neither matters.
+    /// A cache device to which its path no longer leads counts as RAM. If this is true of the
+    /// origin, the volume is not stopped, because the origin's content could be lost. With
+    /// `abandon` neither is considered.
     fn stop(&self, volume: &Definition, abandon: bool, work: &Arc<Work>) -> Result<(), ApiError>;
 
-    /// Looks whether a volume that is not served is on its cache device.
+    /// Checks whether a volume that is not served is on its cache device.
     ///
     /// # Errors
-    /// That is unknown: the device is missing, is another one, does not answer, or has another
+    /// This is unknown: the device is missing, is another one, does not answer, or has another
     /// volume of this name.
     fn holds(&self, volume: &Definition, work: &Arc<Work>) -> Result<bool, ApiError>;
 
@@ -495,27 +497,27 @@ pub(crate) trait CachedBlocks {
 
 /// The end of the daemon.
 pub(crate) trait Closing {
-    /// Shuts down: front ends first, then every volume as by [`Serving::stop`]. Bounded in time. An
-    /// error means that something did not stop cleanly.
+    /// Shuts down: front ends first, then every volume as by [`Serving::stop`]. The time is
+    /// bounded. An error means that something did not stop cleanly.
     fn shut_down(&self) -> Result<(), ApiError>;
 
     /// Prepares [`Closing::hand_over`] while clients are served: disables deferral and writes down
-    /// data that only RAM has, so that a device that does not take it is noticed while nothing is
-    /// lost; then calls `begin`. Gives up soon after `goes_on` returns false. After an error writes
-    /// are deferred as before.
+    /// data that exists only in RAM, so that a device that rejects the data is noticed before
+    /// anything can be lost; then calls `begin`. Gives up soon after `goes_on` returns false. After
+    /// an error, writes are deferred as before.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`]: something cannot be written down, or an operation that was given up
-    /// still waits for a device; the error of `begin`.
+    /// [`ErrorKind::Busy`]: some data cannot be written down, or an operation that was given up
+    /// still waits for a device; or the error of `begin`.
     fn prepare_hand_over(
         &self,
         goes_on: &dyn Fn() -> bool,
         begin: &dyn Fn() -> Result<(), ApiError>,
     ) -> Result<(), ApiError>;
 
-    /// Shuts down as [`Closing::shut_down`] does, but the front ends keep their clients connected.
+    /// Shuts down like [`Closing::shut_down`], but the front ends keep their clients connected.
     /// Returns the parts that another program needs to serve them, without the clients of volumes
-    /// that did not stop in order. `None`: `goes_on` returned false once everything was closed.
-    /// Clients are disconnected then, and the front ends are not released.
+    /// that did not stop in order. Returns `None` if `goes_on` returned false once everything was
+    /// closed. Clients are then disconnected, and the front ends are not released.
     fn hand_over(&self, goes_on: &dyn Fn() -> bool) -> (Option<Items>, Result<(), ApiError>);
 }

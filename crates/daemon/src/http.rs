@@ -32,7 +32,7 @@ pub(super) const MAX_HEADERS: usize = 32;
 /// Time limit from the connection to the last byte of the request.
 pub(super) const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Time for which the rest of a refused request is read and discarded, so that its sender sees the
+/// Time for which the rest of a refused request is read and discarded, so that the sender sees the
 /// answer.
 const LINGER: Duration = Duration::from_millis(500);
 
@@ -41,11 +41,12 @@ const LINGER: Duration = Duration::from_millis(500);
 pub(crate) struct HttpRequest {
     /// `GET`, `POST` or another method.
     pub(crate) method: String,
-    /// The path with its query, as sent.
+    /// The path with its query, as it was sent.
     pub(crate) target: String,
-    /// The formats that the client accepts, as sent; empty: it does not say.
+    /// The formats that the client accepts, as they were sent; empty if it names none.
     pub(crate) accept: String,
-    /// The number of the last event that a browser has, if it follows events and was disconnected.
+    /// The number of the last event that a browser has received, if its stream of events was
+    /// disconnected.
     pub(crate) last_event: Option<String>,
     /// The body.
     pub(crate) body: Vec<u8>,
@@ -54,11 +55,11 @@ pub(crate) struct HttpRequest {
 /// The body of an answer.
 #[derive(Debug)]
 pub(crate) enum ResponseBody {
-    /// All of it.
+    /// The complete body.
     Whole(Vec<u8>),
     /// Events, as they happen.
     Events(Following),
-    /// Requests of a volume, as they come.
+    /// Requests of a volume, as they arrive.
     Trace(Trace),
 }
 
@@ -76,7 +77,7 @@ pub(crate) struct HttpAnswer {
     pub(crate) body: ResponseBody,
 }
 
-/// The header with which a browser says which event it has seen last.
+/// The header in which a browser names the last event that it has received.
 const LAST_EVENT_ID: &str = "last-event-id";
 
 const JSON: &str = "application/json";
@@ -117,7 +118,7 @@ impl HttpAnswer {
     }
 }
 
-/// Time limits for a client, from the time its request is answered.
+/// Time limits for a client, from the moment its request is answered.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
     /// To read the answer.
@@ -179,7 +180,7 @@ fn bad(message: impl Into<String>) -> ApiError {
 /// Receives the rest of a request, until `deadline`.
 ///
 /// # Errors
-/// The request comes from a foreign page, is too large, is cut short, or does not arrive in time.
+/// The request comes from a foreign page, is too large, is incomplete, or does not arrive in time.
 pub(super) async fn receive(
     request: Request<Incoming>,
     deadline: Instant,
@@ -224,10 +225,10 @@ fn check_sender(headers: &HeaderMap) -> Result<(), ApiError> {
     check_origin(single(headers, ORIGIN)?, host)
 }
 
-/// Returns the value of a header that may come once.
+/// Returns the value of a header that may occur once.
 ///
 /// # Errors
-/// It comes twice, or is not text.
+/// The header occurs twice, or is not text.
 pub(super) fn single(headers: &HeaderMap, name: HeaderName) -> Result<Option<&str>, ApiError> {
     let mut found = headers.get_all(&name).iter();
     let first = found.next();

@@ -22,21 +22,21 @@ use super::hand_over::Items;
 const FIRST: RawFd = 3;
 /// Longest name of a descriptor, in bytes.
 const LONGEST_NAME: usize = 255;
-/// Separates the words of a label in a name; words do not have it.
+/// Separates the words of a label in a name; words do not contain it.
 const SEPARATOR: char = '/';
 
 /// See the module.
 pub(crate) struct FdStore {
     manager: SocketAddrUnix,
-    /// Number of descriptors that it takes.
+    /// Maximum number of descriptors in the store.
     most: usize,
-    /// Numbers of descriptors that it has, by their names.
+    /// Number of descriptors in the store, by name.
     kept: Mutex<BTreeMap<String, usize>>,
 }
 
 impl FdStore {
-    /// Returns the store of the service manager, if it has one. The manager says so by the variable
-    /// `FDSTORE`, systemd from 254 on; for older ones the unit does.
+    /// Returns the store of the service manager, if there is one. The manager announces it by the
+    /// variable `FDSTORE`, which systemd sets from 254 on; for older versions the unit sets it.
     pub(crate) fn from_env() -> Option<Self> {
         let most = std::env::var("FDSTORE").ok()?.parse().ok().filter(|most| *most > 0)?;
         let name = std::env::var("NOTIFY_SOCKET").ok()?;
@@ -90,7 +90,7 @@ impl DescriptorStore for FdStore {
     }
 }
 
-/// Returns the name of descriptors with a label; `None`: it cannot be one.
+/// Returns the name for descriptors with a label; `None` if the label cannot be part of a name.
 fn name(label: &[&str]) -> Option<String> {
     let usable = |word: &&str| {
         word.chars().all(|c| (c.is_ascii_graphic() || c == ' ') && c != ':' && c != SEPARATOR)
@@ -102,8 +102,8 @@ fn name(label: &[&str]) -> Option<String> {
 }
 
 /// Takes the descriptors that the service manager has kept for this process, as items of front
-/// ends. Must be called before this process opens anything, and not if another program of this
-/// process did so.
+/// ends. Must be called before this process opens anything, and only by the first program of this
+/// process.
 pub(crate) fn take() -> Items {
     let mut items = Items::new();
     for (number, name) in (FIRST..).zip(passed(|name| std::env::var(name).ok())) {

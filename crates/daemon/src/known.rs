@@ -22,9 +22,9 @@ impl Position {
     /// The record number of a cache whose log has not been read.
     const ANY_RECORD: u64 = u64::MAX;
 
-    /// Whether a device at this position has lost something that was durable at `other`. One
-    /// generation is not a loss: the newest copy of the superblock may be damaged, and the previous
-    /// copy is as good.
+    /// Returns whether a device at this position has lost something that was durable at `other`. A
+    /// difference of one generation is not a loss: the newest copy of the superblock may be
+    /// damaged, and the previous copy is equivalent.
     pub(crate) fn is_behind(self, other: Position) -> bool {
         self.generation.saturating_add(1) < other.generation || self.record < other.record
     }
@@ -32,7 +32,7 @@ impl Position {
 
 impl From<&Superblock> for Position {
     fn from(superblock: &Superblock) -> Self {
-        // How far the log reaches beyond this is known only after recovery.
+        // The end of the log beyond this is known only after recovery.
         let record = match superblock.clean_shutdown {
             true => superblock.last_record.0,
             false => Self::ANY_RECORD,
@@ -60,14 +60,14 @@ impl fmt::Display for Position {
 /// The stored facts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
-    /// Positions of caches, by the UUIDs of their volumes: those of a copy that was adopted differ
-    /// from those of the original, and the UUID of the cache does not. States of earlier programs
-    /// have them by the UUIDs of caches.
+    /// Positions of caches, by the UUIDs of their volumes, because the volumes of an adopted copy
+    /// have new UUIDs while its cache has that of the original. States of earlier programs have
+    /// them by the UUIDs of caches.
     pub(crate) caches: BTreeMap<Uuid, Position>,
     /// UUIDs of volumes that were deleted, or never completed, and that may still be on their cache
     /// devices.
     pub(crate) deleted: BTreeSet<Uuid>,
-    /// UUIDs of volumes for which an older copy of their cache device has yet to be accepted: it
+    /// UUIDs of volumes for which an older copy of their cache device has not been accepted yet: it
     /// was accepted for another volume.
     pub(crate) behind: BTreeSet<Uuid>,
 }
@@ -110,8 +110,8 @@ impl Known {
         }
     }
 
-    /// Whether an older copy of its cache device was accepted for another volume, and not for this
-    /// one.
+    /// Returns whether an older copy of the cache device was accepted for another volume, and not
+    /// for this one.
     pub(crate) fn is_behind(&self, volume: Option<Uuid>) -> bool {
         volume.is_some_and(|volume| self.facts().behind.contains(&volume))
     }
@@ -130,7 +130,7 @@ mod tests {
     fn the_positions_of_a_cache_and_of_its_copy_are_apart() {
         let [cache, volume, copied] = [1, 2, 3].map(Uuid::from_u128);
         let at = |number| Position { generation: number, record: number };
-        // As an earlier program has stored it.
+        // In the form in which an earlier program stored it.
         let facts = Facts { caches: [(cache, at(50))].into(), ..Facts::default() };
         let known = Known::new(facts);
         assert_eq!(known.position(Some(volume), cache), Some(at(50)));

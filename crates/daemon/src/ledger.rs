@@ -80,8 +80,8 @@ impl Ledger for FileLedger {
     }
 }
 
-/// Whether the note of a volume in a state directory names ranges that may be newer than its
-/// origin, or cannot be read.
+/// Returns whether the note of a volume in a state directory names ranges that may be newer than
+/// its origin, or cannot be read.
 pub fn may_be_dirty(state_dir: &Path, volume: &str) -> bool {
     read(&state_dir.join("dirty"), volume)
         .map_or(true, |note| note.is_some_and(|note| !note.dirty.is_empty()))

@@ -7,15 +7,15 @@
 //! - [`operations`]: long-running operations; [`work`]: their work and its commit point
 //! - [`checking`]: checks of options and state without a start
 //! - [`hand_over`]: replaces the program without disconnecting clients; `kept`: descriptors that
-//!   the service manager keeps beyond a crash
+//!   the service manager keeps, even after a crash
 //! - [`block_lists`]: lists of the blocks that RAM tiers held, and of pinned blocks
 //! - [`embedded`]: a daemon within another program, for simulations
 //! - [`events`]: events of volumes, devices and the daemon
-//! - [`ledger`]: notes about volumes, for the case that their cache devices are lost
+//! - [`ledger`]: notes about volumes, in case their cache devices are lost
 //! - [`devices`]: devices as the operator names them, and whether two names share bytes;
 //!   [`content`]: their content
 //! - [`curve`]: cache sizes and their hit ratios
-//! - [`helper`]: steps that another process takes
+//! - [`helper`]: steps that another process executes
 //! - [`planted`]: known bugs for the simulator
 //! - `private`: the owner and mode of the state directory; `replace`: replaces files of it;
 //!   `writer`: turns of its writers
@@ -137,7 +137,7 @@ pub use recording::MOST_SECONDS;
 pub use state::peek as peek_state;
 
 /// Interval at which the positions of caches are stored. If an older copy replaces a cache device
-/// after a crash, at most this much can be missing without being noticed.
+/// after a crash, at most the data of this interval can be missing unnoticed.
 const NOTING: Duration = Duration::from_secs(10);
 
 /// Most lanes by default.
@@ -147,7 +147,7 @@ const MAX_DEFAULT_LANES: usize = 2;
 pub struct Options {
     /// The admin socket.
     pub socket: PathBuf,
-    /// Whether its directory is the default one, and may be created.
+    /// Whether the directory of the socket is the default one, and may be created.
     pub socket_is_usual: bool,
     /// The state directory.
     pub state_dir: PathBuf,
@@ -167,11 +167,10 @@ pub struct Options {
     pub web: Option<SocketAddr>,
 }
 
-/// Runs until SIGTERM or SIGINT. `has_started` is set once all that a start may refuse is behind
-/// it.
+/// Runs until SIGTERM or SIGINT. Sets `has_started` once the start can no longer be refused.
 ///
 /// # Errors
-/// It cannot start, and has changed nothing; or it did not end cleanly.
+/// The daemon cannot start, and has changed nothing; or it did not end cleanly.
 pub fn run(options: Options, has_started: &mut bool) -> Result<(), ApiError> {
     let stop = Arc::new(StopRequest::default());
     let (running, reading) = listen(&stop)?;
@@ -188,7 +187,8 @@ pub fn run(options: Options, has_started: &mut bool) -> Result<(), ApiError> {
     if options.socket_is_usual {
         make_parent(&options.socket)?;
     }
-    // Before anything named by the operator is created: a refused daemon leaves nothing behind.
+    // Do this before creating anything that the operator named, so that a refused daemon leaves
+    // nothing behind.
     if inherited.socket.is_none() {
         ClaimedSocket::probe("--socket", &options.socket)?;
     }
@@ -204,7 +204,7 @@ pub fn run(options: Options, has_started: &mut bool) -> Result<(), ApiError> {
     let socket = Arc::new(socket);
     let lanes = options.lanes.unwrap_or_else(default_lanes);
     let records = host::DaemonRecords::open(&state)?;
-    // A limit that an operator has set holds until the daemon ends, and so for its next program.
+    // A limit set by the operator holds until the daemon ends, and so for its next program.
     let limit = inherited.memory_limit.or(options.memory_limit);
     let memory = Arc::new(MemoryBudget::new(memory::limit(limit)?));
     let identities = Identities::default();
@@ -246,7 +246,7 @@ pub fn run(options: Options, has_started: &mut bool) -> Result<(), ApiError> {
     ended
 }
 
-/// Waits for the request to end, and ends as it says. Returns how that went.
+/// Waits for an end to be requested, and executes it. Returns the result.
 ///
 /// # Errors
 /// No program can be executed.
@@ -274,7 +274,7 @@ fn end(
     }
 }
 
-/// Stores the positions of caches from time to time, on a thread of its own: the state directory
+/// Stores the positions of caches periodically, on a separate thread, because the state directory
 /// may not answer.
 fn note_positions(volumes: &Arc<Volumes>, stop: &Arc<StopRequest>) -> Result<(), ApiError> {
     let (volumes, stop) = (volumes.clone(), stop.clone());
@@ -286,7 +286,7 @@ fn note_positions(volumes: &Arc<Volumes>, stop: &Arc<StopRequest>) -> Result<(),
     spawned.map(drop).map_err(|error| ApiError::failed(format!("no thread: {error}")))
 }
 
-/// Says how the daemon has ended, in events and in the log, and closes the admin API.
+/// Reports in events and in the log how the daemon has ended, and closes the admin API.
 fn finish(volumes: &Volumes, server: AdminServer, ended: &Result<(), ApiError>) {
     volumes.events().program_stopped(ended.is_ok());
     drop(server);
@@ -303,7 +303,7 @@ fn make_parent(socket: &Path) -> Result<(), ApiError> {
     made.map_err(|error| io_error("cannot make the directory", dir, &error))
 }
 
-/// Claims a TCP address, if there is one. If another process has taken the address during a
+/// Claims a TCP address, if one was requested. If another process has taken the address during a
 /// hand-over, the daemon continues without it, because clients are connected.
 fn claim_tcp<T>(
     address: Option<SocketAddr>,
@@ -319,10 +319,10 @@ fn claim_tcp<T>(
     }
 }
 
-/// The place for the volumes, once there are any.
+/// Holds the volumes once they exist.
 type Running = Arc<OnceLock<Arc<Volumes>>>;
 
-/// Begins to listen to signals. Returns the place for the volumes, which they concern.
+/// Begins to handle signals. Returns the holder of the volumes, which signals need.
 fn listen(stop: &Arc<StopRequest>) -> Result<(Running, Reading), ApiError> {
     let running = Running::default();
     let first = running.clone();
@@ -334,7 +334,7 @@ fn listen(stop: &Arc<StopRequest>) -> Result<(Running, Reading), ApiError> {
     Ok((running, reading))
 }
 
-/// Closes everything and executes another program. Returns only if that did not happen; if a stop
+/// Closes everything and executes another program. Returns only if that was not possible; if a stop
 /// was requested meanwhile, with the result of closing.
 ///
 /// # Errors
@@ -364,9 +364,9 @@ fn close_for(
     Err(error)
 }
 
-/// Returns the request of a SIGHUP: to hand over to the program at the path of this one. A thread
-/// of its own asks that program first whether it can take over. Requests that come meanwhile are
-/// one.
+/// Returns a function that handles SIGHUP: it requests a hand-over to the program at the path of
+/// this one. A separate thread first asks that program whether it can take over. Requests that
+/// arrive meanwhile count as one.
 ///
 /// # Errors
 /// The system has no thread left.
@@ -374,10 +374,11 @@ fn reload(running: Running) -> Result<impl Fn(), ApiError> {
     let (ask, asked) = forebay_threads::sync_channel(1);
     let spawned = forebay_threads::spawn("reload", move || {
         while asked.recv().is_ok() {
-            // One that comes while the daemon starts, as after an earlier SIGHUP, waits for that.
+            // A request that arrives while the daemon starts, for example after an earlier SIGHUP,
+            // waits until it has started.
             let volumes = running.wait();
             volumes.wait_until_ready();
-            // The program that is there now is as good for all that have come until now.
+            // One hand-over to the present program covers all requests so far.
             asked.try_iter().for_each(drop);
             let program = hand_over::own_program().map_err(|error| {
                 ApiError::failed(format!("cannot tell which program this is: {error}"))
@@ -390,7 +391,7 @@ fn reload(running: Running) -> Result<impl Fn(), ApiError> {
     });
     spawned.map_err(|error| ApiError::failed(format!("no thread: {error}")))?;
     Ok(move || {
-        // Where there is no room, one waits already.
+        // If there is no room, a request is waiting already.
         let _ = ask.try_send(());
     })
 }

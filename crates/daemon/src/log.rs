@@ -1,10 +1,10 @@
-//! The daemon's log: lines on stderr, few of a kind, and the latest in memory for
-//! `forebay support`.
+//! The daemon's log: lines on stderr, limited per kind, and the latest lines in memory for `forebay
+//! support`.
 //!
-//! No thread of the daemon writes to stderr itself, not even in a panic: its reader may take
-//! nothing.
+//! No thread of the daemon writes to stderr itself, not even in a panic, because the reader of
+//! stderr may accept nothing.
 //!
-//! - [`limit`]: leaves out messages that repeat
+//! - [`limit`]: leaves out repeated messages
 //! - [`outlet`]: writes to stderr
 //! - [`ring`]: the latest lines
 
@@ -33,7 +33,7 @@ use ring::{Ring, Writers};
 /// Time limit at the end of a program for writing its last lines.
 const SETTLING: Duration = Duration::from_secs(1);
 
-/// The log of this process: there is one, as there is one stderr.
+/// The log of this process. There is only one, because there is one stderr.
 static LOG: OnceLock<DaemonLog> = OnceLock::new();
 
 struct DaemonLog {
@@ -54,7 +54,7 @@ impl Drop for Logging {
 /// Reads the option `--log`.
 ///
 /// # Errors
-/// It is not a filter.
+/// The text is not a filter.
 pub fn filter_of(text: &str) -> Result<EnvFilter, ApiError> {
     EnvFilter::builder().parse(text).map_err(|error| {
         ApiError::invalid("--log", format!("{error}; write a level like info, or target=level"))
@@ -64,7 +64,7 @@ pub fn filter_of(text: &str) -> Result<EnvFilter, ApiError> {
 /// Begins to log to stderr. `filter` is a level, or a list of targets with levels.
 ///
 /// # Errors
-/// It is no filter, or there is no thread to write the log.
+/// The filter is invalid, or there is no thread to write the log.
 pub fn begin(filter: &str) -> Result<Logging, ApiError> {
     let filter = filter_of(filter)?;
     let DaemonLog { limit, outlet, ring } = LOG.get_or_init(|| DaemonLog {
@@ -72,8 +72,7 @@ pub fn begin(filter: &str) -> Result<Logging, ApiError> {
         outlet: Arc::default(),
         ring: Arc::default(),
     });
-    // Not by the handle of the standard library, whose lock everything else on stderr would wait
-    // for.
+    // Not the handle of the standard library: everything else on stderr would wait for its lock.
     let stderr = std::io::stderr().as_fd().try_clone_to_owned();
     let written = stderr.and_then(|stderr| outlet.write_to(File::from(stderr)));
     written.map_err(|error| ApiError::failed(format!("the log cannot be written: {error}")))?;
@@ -95,12 +94,12 @@ pub fn begin(filter: &str) -> Result<Logging, ApiError> {
     Ok(Logging(()))
 }
 
-/// Logs a panic. The usual hook would wait for the reader of stderr, on whatever thread panics.
+/// Logs a panic. The default hook would wait for the reader of stderr, on the panicking thread.
 fn panicked(panic: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("without a name");
-    // The target is one that is not limited: the panic may come from within the limit, which is
-    // locked then.
+    // This target is not limited, because the panic may come from within the limit, which is locked
+    // then.
     tracing::error!(target: TARGET, "thread '{name}' {}", one_line(&panic.to_string()));
     let trace = Backtrace::capture();
     if trace.status() == BacktraceStatus::Captured {
@@ -108,7 +107,7 @@ fn panicked(panic: &PanicHookInfo<'_>) {
     }
 }
 
-/// Logs a line that is the last word of this process, and waits a moment for it to be written.
+/// Logs a line that is the last one of this process, and waits a moment for it to be written.
 /// Returns `false` if there is no log.
 pub fn last_line(line: &str) -> bool {
     let Some(log) = LOG.get() else { return false };
@@ -117,14 +116,15 @@ pub fn last_line(line: &str) -> bool {
     true
 }
 
-/// Logs for each repeated message how many copies were left out; to be called about once a second.
+/// Logs for each repeated message how many copies were left out. Must be called about once a
+/// second.
 pub(crate) fn sweep() {
     if let Some(log) = LOG.get() {
         log.limit.sweep(Instant::now());
     }
 }
 
-/// Sweeps as [`sweep`] does, at the end of a program, and waits a moment for the last lines to be
+/// Sweeps like [`sweep`], at the end of a program, and waits a moment for the last lines to be
 /// written. Returns the number of missing lines.
 pub(crate) fn finish() -> u64 {
     LOG.get().map_or(0, |log| {
@@ -133,7 +133,7 @@ pub(crate) fn finish() -> u64 {
     })
 }
 
-/// Notes how many lines of the program before are missing in the log.
+/// Records the number of lines of the previous program that are missing in the log.
 pub(crate) fn inherit(missing: u64) {
     if let Some(log) = LOG.get() {
         log.outlet.note_dropped(missing);
@@ -143,9 +143,9 @@ pub(crate) fn inherit(missing: u64) {
 /// Counts of messages that are missing in the log or on stderr.
 #[derive(Debug, Default)]
 pub(crate) struct LogCounts {
-    /// Messages that were left out because too many of their kind came.
+    /// Number of messages that were left out because there were too many of their kind.
     pub(crate) left_out: u64,
-    /// Lines that were dropped because stderr did not take them in time.
+    /// Number of lines that were dropped because stderr did not accept them in time.
     pub(crate) dropped: u64,
 }
 

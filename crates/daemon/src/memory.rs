@@ -7,15 +7,15 @@ use forebay_host::memory::{System, SystemMemory};
 use forebay_lane::{MemoryBudget, MemoryUse, TooLow};
 
 const MIB: u64 = 1 << 20;
-/// Divisor: this part of the machine's memory stays available when a tier is locked.
+/// Divisor: this part of the machine's memory must stay available when a tier is locked.
 const KEPT_PART: u64 = 16;
 
 /// Returns the requested limit, or the default: half of the machine's memory, or three quarters of
 /// the control group's limit if that is less.
 ///
 /// # Errors
-/// The requested limit is too low. One that is more than there is becomes that, with a warning: a
-/// service has to start on a machine that has become smaller.
+/// The requested limit is too low. One above the memory of the machine is reduced to that, with a
+/// warning, because a service must start on a machine that has become smaller.
 pub fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
     let least = MemoryBudget::LEAST;
     match asked {
@@ -48,8 +48,8 @@ pub fn usual_limit() -> u64 {
     usual(&System::here()).max(MemoryBudget::LEAST)
 }
 
-/// Returns a limit that an operator asks for with `option`, unless it is too low for any daemon or
-/// more than the `most` bytes that there are.
+/// Returns a limit that an operator requests with `option`, unless it is too low for any daemon, or
+/// higher than `most`, the bytes of memory that exist.
 fn possible(option: &str, limit: u64, most: u64) -> Result<u64, ApiError> {
     let (least, most) = (MemoryBudget::LEAST, most.max(MemoryBudget::LEAST));
     let asked = format_size(limit);
@@ -70,7 +70,7 @@ fn possible(option: &str, limit: u64, most: u64) -> Result<u64, ApiError> {
 /// Changes the limit until the daemon ends.
 ///
 /// # Errors
-/// It is too low, or more than there is; nothing has changed then.
+/// The limit is too low, or higher than the memory that exists; nothing has changed then.
 pub(super) fn set_limit(memory: &MemoryBudget, limit: u64) -> Result<(), ApiError> {
     let limit = possible("--limit", limit, there_is(&System::here()))
         .map_err(|error| error.about("limit_bytes"))?;
@@ -85,7 +85,7 @@ pub(super) fn set_limit(memory: &MemoryBudget, limit: u64) -> Result<(), ApiErro
     Ok(())
 }
 
-/// Refuses to lock `bytes` bytes if little memory were left then: the kernel would kill processes,
+/// Refuses to lock `bytes` bytes if little memory would be left: the kernel would kill processes,
 /// because it cannot reclaim locked memory.
 ///
 /// # Errors
@@ -149,7 +149,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A machine of 8 GiB, 1 GiB of which is available, with these files below `/sys/fs/cgroup`.
+    /// A machine of 8 GiB, with 1 GiB available, and these files below `/sys/fs/cgroup`.
     fn system<T>(own: &str, files: &[(&str, &str)], ask: impl Fn(&System) -> T) -> T {
         let folder = TempDir::new("memory");
         let (proc, groups) = (folder.path().join("proc"), folder.path().join("cgroup"));
@@ -179,7 +179,8 @@ mod tests {
         let high = "system.slice/forebay.service/memory.high";
         assert_eq!(usual_with(own, &[(max, "4294967296\n"), (high, "2147483648\n")]), 3 * GIB / 2);
         assert_eq!(usual_with(own, &[("system.slice/memory.max", "2147483648\n")]), 3 * GIB / 2);
-        // Version 1, alone or beside version 2; in a container its root is the group.
+        // Version 1, alone or together with version 2. In a container the root of version 1 is the
+        // group.
         let own = "4:cpu,memory:/docker/abc\n0::/\n";
         let old = "memory/docker/abc/memory.limit_in_bytes";
         assert_eq!(usual_with(own, &[(old, "2147483648\n")]), 3 * GIB / 2);

@@ -4,8 +4,8 @@
 //! - [`text`]: the formats
 //! - [`listener`]: the TCP address of `--metrics`
 //!
-//! A scrape reads counters that exist anyway. It counts nothing and takes no lock for longer than a
-//! lane holds it.
+//! A scrape reads counters that exist anyway. It counts nothing, and holds a lock no longer than a
+//! lane does.
 
 pub(crate) mod listener;
 mod table;
@@ -26,14 +26,14 @@ use super::{log, memory, tcp};
 use table as the;
 use text::{Format, Metric, MetricsWriter};
 
-/// Bytes of text for the daemon with a cache and for a volume, about.
+/// Approximate bytes of text for the daemon with a cache, and for a volume.
 const OF_DAEMON: usize = 32 << 10;
 const OF_VOLUME: usize = 24 << 10;
 
 /// Claims an address.
 ///
 /// # Errors
-/// [`forebay_admin::ErrorKind::Refused`] if it is in use, or not one of this machine.
+/// [`forebay_admin::ErrorKind::Refused`] if the address is in use, or not one of this machine.
 pub(crate) fn claim(address: SocketAddr) -> Result<TcpListener, ApiError> {
     tcp::claim("--metrics", "the metrics, which name volumes and devices", address)
 }
@@ -94,7 +94,7 @@ fn write_daemon(out: &mut MetricsWriter, daemon: &DaemonReport, memory: &DaemonM
     }
 }
 
-/// Writes the caches. Each is in the reports of all its volumes.
+/// Writes the caches. Each cache is in the reports of all its volumes.
 fn write_caches(out: &mut MetricsWriter, volumes: &[VolumeReport]) {
     let with_cache =
         |volume: &&VolumeReport| volume.state.has_counts() && !volume.cache.path.is_empty();
@@ -114,8 +114,8 @@ fn write_caches(out: &mut MetricsWriter, volumes: &[VolumeReport]) {
     write_devices(out, metrics, devices);
 }
 
-/// Writes bytes, errors and latencies of devices, each with the label that tells it from the
-/// others.
+/// Writes bytes, errors and latencies of devices, each with the label that distinguishes it from
+/// the others.
 fn write_devices(
     out: &mut MetricsWriter,
     [bytes, errors, seconds]: [&'static Metric; 3],

@@ -1,9 +1,9 @@
 //! The file of a note about a volume: see [`ledger`](crate::ledger).
 //!
-//! A note with few ranges is JSON, as the first programs wrote it. One with many is a line of JSON
-//! and, behind it, the set of the blocks in the ranges, as a compressed bitmap: at most 2 bytes for
-//! each block, and not many more than a bit for each block of the volume. JSON takes some 20 bytes
-//! for each range. Both say the same: a note that distrusts a cache device must be exact.
+//! A note with few ranges is JSON, as in the first version. A note with many is a line of JSON
+//! followed by the set of the blocks in the ranges, as a compressed bitmap: at most 2 bytes per
+//! block in the set, and little more than a bit per block of the volume. JSON takes some 20 bytes
+//! per range. Both forms are exact, as a note that distrusts a cache device must be.
 
 use std::ops::Range;
 
@@ -48,7 +48,7 @@ struct Bitmap {
 impl Bitmap {
     /// Returns a bitmap of these ranges, with the largest block size of which all ranges are
     /// multiples. The first range may begin within a block, and the last may end within one,
-    /// because the first and the last block of a volume may be short. `None`: there are too few
+    /// because the first and the last block of a volume may be short. `None` if there are too few
     /// ranges.
     fn of(ranges: &[Range<u64>]) -> Option<(Self, RoaringTreemap)> {
         let ([first, .., last], Some(edge)) = (ranges, ranges.first().map(|first| first.end))
@@ -96,7 +96,7 @@ impl Bitmap {
 /// Returns the file of a note.
 ///
 /// # Errors
-/// There is no memory for it.
+/// There is not enough memory.
 pub(crate) fn encode(note: &Note) -> std::io::Result<Vec<u8>> {
     let Note { cache, distrusted, exact, ref dirty } = *note;
     let mut contents =
@@ -117,7 +117,7 @@ pub(crate) fn encode(note: &Note) -> std::io::Result<Vec<u8>> {
     Ok(file)
 }
 
-/// Returns the first JSON value in a file, and the bytes behind it.
+/// Returns the first JSON value in a file, and the bytes after it.
 fn value<T: DeserializeOwned>(file: &[u8]) -> Result<(T, &[u8]), String> {
     let mut values = serde_json::Deserializer::from_slice(file).into_iter::<T>();
     match values.next() {
@@ -130,7 +130,7 @@ fn value<T: DeserializeOwned>(file: &[u8]) -> Result<(T, &[u8]), String> {
 /// Returns the note in a file.
 ///
 /// # Errors
-/// Why it is none that this program can read.
+/// The reason why this program cannot read the note.
 pub(crate) fn decode(file: &[u8]) -> Result<Note, String> {
     #[derive(Deserialize)]
     struct Version {
@@ -171,7 +171,7 @@ mod tests {
             .map(|number: u64| (number * 2 * BLOCK).saturating_sub(512)..number * 2 * BLOCK + 3584)
             .collect();
         dense.last_mut().expect("many").end -= 1536;
-        // One in a thousand, in runs of three.
+        // One block in a thousand, in runs of three.
         let sparse: Vec<_> =
             (1..1 << 20).map(|number| number * 1000 * BLOCK..(number * 1000 + 3) * BLOCK).collect();
         for (dirty, most) in [(dense, (count * 2 / 8) + (1 << 19)), (sparse, 3 << 21)] {

@@ -49,13 +49,13 @@ impl ServiceManager {
         self.send(&format!("STATUS={status}"));
     }
 
-    /// Returns the time within which the manager expects a report that the daemon is alive, again
-    /// and again; `None`: it expects none.
+    /// Returns the interval within which the manager expects repeated reports that the daemon is
+    /// alive; `None` if it expects none.
     pub(crate) fn watchdog(&self) -> Option<Duration> {
         self.watchdog
     }
 
-    /// Asks for so much time from now on, in a state in which time is limited.
+    /// Requests this much more time, in a state in which time is limited.
     fn extend(&self, time: Duration) {
         self.send(&format!("EXTEND_TIMEOUT_USEC={}", time.as_micros()));
     }
@@ -67,7 +67,7 @@ impl ServiceManager {
 
     fn send(&self, message: &str) {
         let Some(address) = &self.socket else { return };
-        // A manager that reads nothing does not hold up the daemon.
+        // A manager that reads nothing must not block the daemon.
         let sent = UnixDatagram::unbound().and_then(|socket| {
             socket.set_nonblocking(true)?;
             socket.send_to_addr(message.as_bytes(), address)
@@ -78,8 +78,8 @@ impl ServiceManager {
     }
 }
 
-/// The progress of an end that takes long: data in RAM is written down for as long as the devices
-/// take any.
+/// The progress of an end that takes long: data in RAM is written down as long as the devices
+/// accept it.
 #[derive(Default)]
 pub(crate) struct ShutdownProgress {
     manager: ServiceManager,
@@ -87,7 +87,7 @@ pub(crate) struct ShutdownProgress {
 }
 
 impl ShutdownProgress {
-    /// Time that the service manager waits after each progress.
+    /// Time that the service manager waits after each sign of progress.
     const MORE: Duration = Duration::from_secs(60);
     /// Least time between two reports of progress.
     const PAUSE: Duration = Duration::from_secs(1);
@@ -106,7 +106,7 @@ impl ShutdownProgress {
         }
     }
 
-    /// Returns when there was progress; `None`: never.
+    /// Returns the time of the last progress; `None` if there was none.
     pub(crate) fn last(&self) -> Option<Instant> {
         *self.last.lock()
     }
@@ -114,7 +114,7 @@ impl ShutdownProgress {
 
 /// Returns the time of the watchdog according to the environment.
 fn watchdog(variable: impl Fn(&str) -> Option<String>) -> Option<Duration> {
-    // Of another process, from which the environment was inherited.
+    // The variable is that of another process, from which the environment was inherited.
     if variable("WATCHDOG_PID").is_some_and(|pid| pid != std::process::id().to_string()) {
         return None;
     }

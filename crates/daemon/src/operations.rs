@@ -15,18 +15,18 @@ use crate::planted::{self, PlantedBug};
 const LOOKING: Duration = Duration::from_millis(50);
 
 /// Most operations in progress: one for each possible volume. Operations that wait for a dead
-/// device are no reason to refuse others.
+/// device must not cause others to be refused.
 const MAX_RUNNING: usize = 4096;
 
 /// Number of finished operations that are remembered, so that clients can still learn their
 /// results.
 const MAX_FINISHED: usize = 256;
 
-/// Takes a step of an operation. A panic is a failure like any other, so that the caller undoes the
-/// preparations of the step.
+/// Executes a step of an operation. A panic counts as a failure like any other, so that the caller
+/// undoes the preparations of the step.
 ///
 /// # Errors
-/// Those of the step, or it panicked.
+/// The error of the step, or the step has panicked.
 pub(crate) fn attempt<T, E: From<ApiError>>(step: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let unexpected = || ApiError::failed("the operation ended unexpectedly; see the log");
     forebay_threads::catch(step).unwrap_or_else(|_| Err(unexpected().into()))
@@ -42,7 +42,7 @@ struct OperationEntry {
 }
 
 impl OperationEntry {
-    /// The error of another operation on the volume.
+    /// Returns the error for another operation on the volume.
     fn busy(&self) -> ApiError {
         let OperationEntry { verb, volume, work, .. } = self;
         let far = work.progress().share().map(|share| format!(" ({:.0} % done)", share * 100.0));
@@ -74,18 +74,18 @@ impl OperationEntry {
     }
 }
 
-/// Operations on a volume beside which another one may begin.
+/// The operations on a volume that may be in progress when another one begins.
 #[derive(Clone, Copy)]
 pub(crate) struct Beside {
-    /// Whether one with this verb is cancelled for it, and gives way.
+    /// Whether an operation with this verb is cancelled in favour of the new one.
     pub(crate) supersedes: fn(&str) -> bool,
-    /// Whether it runs beside operations that have waited for a device for too long: the deletion
-    /// of a volume must not wait for devices.
+    /// Whether the new operation may run beside operations that have waited for a device for too
+    /// long, because the deletion of a volume must not wait for devices.
     pub(crate) late: bool,
 }
 
 impl Beside {
-    /// It may begin beside no other.
+    /// The operation may begin only if no other is in progress.
     pub(crate) const NONE: Beside = Beside { supersedes: |_| false, late: false };
 
     fn may_begin(self, other: &OperationEntry) -> bool {
@@ -97,7 +97,7 @@ impl Beside {
 struct OperationTable {
     entries: BTreeMap<OperationId, OperationEntry>,
     closed: bool,
-    /// Whether new ones are refused for a while.
+    /// Whether new operations are refused for a while.
     held: bool,
 }
 
@@ -148,7 +148,7 @@ impl Operations {
         self.table.lock()
     }
 
-    /// Starts `run` on a thread of its own.
+    /// Starts `run` on a separate thread.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if the volume is busy already, or too many operations are in progress;
@@ -162,11 +162,10 @@ impl Operations {
         self.start_beside(verb, volume, Beside::NONE, run)
     }
 
-    /// Starts as [`Operations::start`] does, beside some operations that are in progress on the
-    /// volume.
+    /// Starts like [`Operations::start`], even if some operations are in progress on the volume.
     ///
     /// # Errors
-    /// As there.
+    /// See [`Operations::start`].
     pub(crate) fn start_beside(
         self: &Arc<Self>,
         verb: &'static str,
@@ -247,7 +246,7 @@ impl Operations {
             .map(|(id, entry)| entry.describe(*id))
     }
 
-    /// Waits until an operation has ended or is late, at most for `time`, and returns its state;
+    /// Waits until an operation has ended or is late, for at most `time`, and returns its state;
     /// `None` if it is not known (any more).
     pub(crate) fn wait(&self, id: OperationId, time: Option<Duration>) -> Option<Operation> {
         let deadline = time.map(|time| Instant::now() + time);
@@ -265,8 +264,8 @@ impl Operations {
         }
     }
 
-    /// Cancels the operations that this one supersedes, and waits until they have ended, at most
-    /// for `time`. `own`: its work.
+    /// Cancels the operations that this one supersedes, and waits until they have ended, for at
+    /// most `time`. `own`: the work of this operation.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`]: another operation is in progress.
@@ -280,7 +279,7 @@ impl Operations {
         let deadline = Instant::now() + time;
         let mut table = self.table();
         loop {
-            // Later ones supersede this one.
+            // Operations that began later supersede this one.
             let earlier = |entry: &&OperationEntry| !Arc::ptr_eq(&entry.work, own);
             let other = table.running().map(|(_, entry)| entry).take_while(earlier).find(|entry| {
                 entry.volume == *volume && !(beside.late && entry.work.late().is_some())
@@ -296,7 +295,7 @@ impl Operations {
         }
     }
 
-    /// Asks an operation to cancel; returns false if it is not known.
+    /// Requests that an operation be cancelled; returns false if it is not known.
     pub(crate) fn cancel(&self, id: OperationId) -> bool {
         self.table().entries.get(&id).inspect(|entry| entry.work.cancel()).is_some()
     }
@@ -305,7 +304,7 @@ impl Operations {
     /// `may_stay` continue.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] if another is in progress, or new ones are refused already.
+    /// [`ErrorKind::Busy`] if another operation is in progress, or new ones are refused already.
     pub(crate) fn hold(&self, may_stay: impl Fn(&str) -> bool) -> Result<Hold<'_>, ApiError> {
         let mut table = self.table();
         if table.held {
@@ -323,7 +322,7 @@ impl Operations {
         Ok(Hold(self))
     }
 
-    /// Refuses new operations and asks those in progress to cancel.
+    /// Refuses new operations and cancels those in progress.
     pub(crate) fn close(&self) {
         let mut table = self.table();
         table.closed = true;
@@ -332,7 +331,7 @@ impl Operations {
         }
     }
 
-    /// Waits until no operation is in progress, at most for `time`; returns false on timeout.
+    /// Waits until no operation is in progress, for at most `time`; returns false on timeout.
     pub(crate) fn wait_all(&self, mut time: Duration) -> bool {
         if planted::has(PlantedBug::EndCancelsNothing) {
             time = Duration::from_secs(1000);

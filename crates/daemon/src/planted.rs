@@ -17,12 +17,11 @@ forebay_store::planted_bugs! {
     DeletedBeforeCommit = "deleted-before-commit",
 
     // Formatting.
-    /// The content of a cache device is judged before the wait for the origin only.
+    /// The content of a cache device is judged only before the wait for the origin.
     JudgedBeforeTheWait = "judged-before-the-wait",
-    /// Consent covers whatever a device holds by the time it is formatted.
+    /// Consent covers any content that a device has when it is formatted.
     ConsentToAnything = "consent-to-anything",
-    /// The caches of other volumes are overwritten with force if their devices have other names
-    /// now.
+    /// Force overwrites the caches of other volumes if their devices have new names.
     ForceOverOwnCaches = "force-over-own-caches",
     /// A device with unknown content counts as blank.
     UnknownIsBlank = "unknown-is-blank",
@@ -30,11 +29,11 @@ forebay_store::planted_bugs! {
     // Claims.
     /// Operations in progress claim no devices.
     NoClaims = "no-claims",
-    /// The claim of an operation ends when it is given up.
+    /// The claim of an operation ends when the operation is given up.
     ClaimEndsEarly = "claim-ends-early",
     /// `stop` says stopped while an earlier operation still uses the devices.
     StoppedWhileClaimed = "stopped-while-claimed",
-    /// `stop` says stopped while a deletion that was given up may serve the volume again.
+    /// `stop` reports success while a deletion that was given up may serve the volume again.
     StopDuringDeletion = "stop-during-deletion",
     /// Two operations on one volume run at once.
     TwoAtOnce = "two-at-once",
@@ -42,7 +41,7 @@ forebay_store::planted_bugs! {
     SupersedesAtOnce = "supersedes-at-once",
 
     // State.
-    /// Clients see a new volume before the state has it.
+    /// Clients see a new volume before the state contains it.
     SeenBeforeStored = "seen-before-stored",
     /// A new volume does not count as deleted until it is stored.
     RemainsAfterCrash = "remains-after-crash",
@@ -66,7 +65,7 @@ forebay_store::planted_bugs! {
     NameStays = "name-stays",
 
     // Ends.
-    /// Operations in progress are not cancelled when the daemon ends, which waits for them.
+    /// The end of the daemon waits for operations in progress without cancelling them.
     EndCancelsNothing = "end-cancels-nothing",
     /// The end of the daemon does not stop its volumes.
     EndStopsNothing = "end-stops-nothing",

@@ -70,13 +70,14 @@ pub fn definition(request: &CreateRequest) -> Result<Definition, ApiError> {
 /// Changes settings of a volume with this cache device.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`]: they contradict each other, or need a cache device where there is none.
+/// [`ErrorKind::Invalid`]: the settings contradict each other, or need a cache device and there is
+/// none.
 pub(crate) fn change(
     cache: &str,
     settings: &mut Settings,
     changes: &Assignments,
 ) -> Result<(), ApiError> {
-    // First, because the other error proposes modes that need a cache device as well.
+    // Check this first, because the other error proposes modes that need a cache device as well.
     if cache == NO_CACHE && changes.iter().any(|change| change == ("ordered", "on")) {
         let reason = "the order is kept on a cache device, and there is none; leave it off";
         return Err(ApiError::invalid("ordered", reason));
@@ -106,7 +107,8 @@ fn place(field: &str, device: &str) -> Result<Option<DeviceKey>, ApiError> {
     DeviceName::parse(field, device)?.place(field)
 }
 
-/// Whether both exist and share bytes. A missing device of an older volume shares none.
+/// Returns whether both devices exist and share bytes. A missing device of an older volume shares
+/// none.
 fn overlap(new: Option<&DeviceKey>, field: &str, old: &str) -> bool {
     match (new, place(field, old)) {
         (Some(new), Ok(Some(old))) => new.overlaps(&old),
@@ -114,7 +116,7 @@ fn overlap(new: Option<&DeviceKey>, field: &str, old: &str) -> bool {
     }
 }
 
-/// Whether a device is the block device at the path `own`, or a partition of it.
+/// Returns whether a device is the block device at the path `own`, or a partition of it.
 pub(crate) fn is_part_of(field: &str, device: &str, own: &Path) -> bool {
     let Ok(Some(DeviceKey::Block { number, whole, .. })) = place(field, device) else {
         return false;
@@ -122,7 +124,7 @@ pub(crate) fn is_part_of(field: &str, device: &str, own: &Path) -> bool {
     std::fs::metadata(own).is_ok_and(|own| [Some(number), whole].contains(&Some(own.rdev())))
 }
 
-/// Whether a device is the file below the loop device at the path `own`.
+/// Returns whether a device is the file below the loop device at the path `own`.
 pub(crate) fn is_file_of(field: &str, device: &str, own: &Path) -> bool {
     let (Ok(Some(DeviceKey::File(filesystem, inode))), Ok(DeviceKey::Block { backing, .. })) =
         (place(field, device), DeviceKey::of(field, own))
@@ -132,7 +134,7 @@ pub(crate) fn is_file_of(field: &str, device: &str, own: &Path) -> bool {
     backing == Some((filesystem, inode))
 }
 
-/// Whether a device is the one on another machine that a URI names.
+/// Returns whether a device is the one on another machine that a URI names.
 pub(crate) fn is_same_remote(field: &str, device: &str, uri: &str) -> bool {
     match place(field, device) {
         Ok(Some(device @ DeviceKey::Remote(_))) => overlap(Some(&device), field, uri),
@@ -140,8 +142,8 @@ pub(crate) fn is_same_remote(field: &str, device: &str, uri: &str) -> bool {
     }
 }
 
-/// Whether two names lead to the same device, which need not exist yet. Each name comes with the
-/// field of the request that has it, for errors.
+/// Returns whether two names lead to the same device, which need not exist yet. Each name comes
+/// with the field of the request that has it, for errors.
 pub(crate) fn same_device(one: (&str, &str), other: (&str, &str)) -> bool {
     let path = |(field, device): (&str, &str)| match device {
         NO_CACHE => None,
@@ -156,7 +158,7 @@ pub(crate) fn same_device(one: (&str, &str), other: (&str, &str)) -> bool {
     }
 }
 
-/// Whether two cache devices are there and are not the same.
+/// Returns whether two cache devices exist and are not the same.
 pub(crate) fn elsewhere(one: &str, other: &str) -> bool {
     match (place("cache", one), place("cache", other)) {
         (Ok(Some(one)), Ok(Some(other))) => !one.overlaps(&other),
@@ -173,8 +175,8 @@ pub(crate) fn older(volume: &Definition, found: Position, known: Position) -> Ap
     ApiError::new(ErrorKind::DataAtRisk, message)
 }
 
-/// Returns the error of a volume whose cache device is an older copy that was accepted for another
-/// volume only.
+/// Returns the error of a volume whose cache device is an older copy that was accepted only for
+/// another volume.
 pub(crate) fn behind(volume: &Definition) -> ApiError {
     let Definition { name, cache, .. } = volume;
     let message = format!(
@@ -183,7 +185,7 @@ pub(crate) fn behind(volume: &Definition) -> ApiError {
     ApiError::new(ErrorKind::DataAtRisk, message)
 }
 
-/// Whether two volumes have the same cache device, which need not be there.
+/// Returns whether two volumes have the same cache device, which need not exist.
 pub(crate) fn same_cache(one: &Definition, other: &Definition) -> bool {
     if same_device(("cache", &one.cache), ("cache", &other.cache)) {
         return true;
@@ -321,7 +323,7 @@ mod tests {
             own.settings.apply(&mut wanted).expect("they fit together");
             assert_eq!((made.block_size, made.settings), (16 << 10, wanted), "{}", profile.name);
         }
-        // Values that contradict the profile's other settings are reported.
+        // Values that contradict other settings of the profile are reported.
         let error = definition(&with("bcache", &["dirty_low=20"])).expect_err("crossed");
         assert_eq!((error.kind, error.field.as_deref()), (ErrorKind::Invalid, Some("dirty_low")));
         assert!(definition(&with("bcache", &["dirty_low=20", "dirty_high=30"])).is_ok());

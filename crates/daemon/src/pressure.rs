@@ -1,8 +1,9 @@
-//! Memory pressure: when the RAM tiers give memory back to the system, and when they take it again.
+//! Memory pressure: determines when the RAM tiers return memory to the system, and when they take
+//! it again.
 //!
 //! Four times a second this reads how much memory is available and how long tasks have stalled for
-//! want of it (PSI), of the machine and of the daemon's control group. Tiers shrink before the
-//! machine swaps or the group runs into its limit, and grow again slowly, so that the two do not
+//! lack of it (PSI), for the machine and for the daemon's control group. Tiers shrink before the
+//! machine swaps or the group reaches its limit, and grow again slowly, so that the two do not
 //! alternate.
 
 use std::collections::VecDeque;
@@ -13,16 +14,16 @@ use forebay_host::memory::{System, SystemMemory};
 /// Time between two looks.
 pub(super) const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Looks over which stalls are added up, and the sum from which on memory is short. A tenth of the
-/// time is the threshold at which systemd has services release their caches, too.
+/// Number of checks over which stalls are summed, and the sum from which on memory is short. A
+/// tenth of the time is also the threshold at which systemd asks services to release their caches.
 const WINDOW: (usize, Duration) = (4, Duration::from_millis(100));
-/// Memory is short while less than this part of it is available, or less than this number of bytes
-/// where that is less.
+/// Memory is short if less than this part of it, or less than this number of bytes, is available,
+/// whichever is smaller.
 const LEAST_AVAILABLE: (u64, u64) = (16, 1 << 30);
-/// Looks without a shortage before tiers grow, and between two steps of growth.
+/// Number of checks without a shortage before tiers grow, and between two steps of growth.
 const CALM: (u32, u32) = (120, 20);
-/// Parts of a tier's size: the least that it keeps, the least that it gives back at once, which is
-/// also the most that it grows.
+/// Divisors of a tier's size: for the least size that it keeps, and for the least amount that it
+/// returns at once, which is also the most that it grows at once.
 const LEAST_PART: u64 = 16;
 const STEP_PART: u64 = 8;
 
@@ -35,13 +36,13 @@ fn is_short(memory: SystemMemory) -> bool {
     memory.available < least(memory)
 }
 
-/// Returns whether so much memory is available that giving some back would help no stalled task.
-/// Tasks may stall because of the limit of a control group that the daemon is not in.
+/// Returns whether so much memory is available that returning some would not help stalled tasks,
+/// which may stall because of the limit of another control group.
 fn is_ample(memory: SystemMemory) -> bool {
     memory.available >= 4 * least(memory)
 }
 
-/// Returns how many bytes are available beyond the reserve that a shortage restores, below zero if
+/// Returns the number of bytes available beyond the reserve that a shortage restores; negative if
 /// some are missing.
 fn spare(memory: SystemMemory) -> i64 {
     let reserve = 2 * least(memory);
@@ -51,7 +52,7 @@ fn spare(memory: SystemMemory) -> i64 {
 /// Watches the system's memory.
 pub(super) struct Pressure {
     system: System,
-    /// Time that tasks had stalled at the last looks, since memory was last short.
+    /// Total time that tasks had stalled, at each of the last checks since memory was last short.
     stalled: VecDeque<Duration>,
     /// Looks since memory was last short.
     calm: u32,
@@ -64,13 +65,13 @@ pub(super) enum Advice {
     Shrink(u64),
     /// Take memory again, at most this many bytes together.
     Grow(u64),
-    /// Nothing.
+    /// No change.
     Stay,
 }
 
 impl Advice {
-    /// Returns the room, in bytes, for a tier of this size that has this much at the moment, where
-    /// all tiers have the size `all` together.
+    /// Returns the room, in bytes, for a tier of this size that has `now` bytes at present; `all`
+    /// is the sum of the sizes of all tiers.
     pub(super) fn room(self, size: u64, now: u64, all: u64) -> u64 {
         let share =
             |bytes: u64| (u128::from(bytes) * u128::from(size) / u128::from(all.max(1))) as u64;
@@ -91,7 +92,7 @@ impl Pressure {
         Pressure { system, stalled: VecDeque::new(), calm: 0 }
     }
 
-    /// Looks again, [`INTERVAL`] after the last look. What cannot be read counts as no shortage.
+    /// Checks again, [`INTERVAL`] after the last check. An unreadable value counts as no shortage.
     pub(super) fn look(&mut self) -> Advice {
         let machine = self.system.machine();
         let is_ample = machine.is_some_and(is_ample);
@@ -108,8 +109,8 @@ impl Pressure {
         if due && spare > 0 { Advice::Grow(spare.unsigned_abs()) } else { Advice::Stay }
     }
 
-    /// Reads for how long tasks have stalled in the daemon's groups, and, unless its memory is
-    /// ample, at the machine.
+    /// Reads how long tasks have stalled in the daemon's groups and, unless its memory is ample, on
+    /// the machine.
     fn has_stalled(&mut self, is_ample: bool) -> bool {
         let now = self.system.stalled(!is_ample);
         let (looks, most) = WINDOW;
@@ -132,7 +133,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const ENOUGH: u64 = 3999;
 
-    /// A system with 16,000 MiB of which a test writes the files.
+    /// A system with 16,000 MiB whose files a test writes.
     struct Machine {
         folder: TempDir,
         pressure: Pressure,
@@ -155,7 +156,7 @@ mod tests {
             fs::write(self.folder.path().join(file), text).expect("file");
         }
 
-        /// Looks with so many MiB available, after tasks have stalled for so many milliseconds.
+        /// Checks with so many MiB available, after tasks have stalled for so many milliseconds.
         fn look(&mut self, stalled: u64, available: u64, file: &str) -> Advice {
             self.stalled += stalled * 1000;
             self.write(

@@ -1,5 +1,5 @@
 //! The state directory and its files. They belong to the daemon alone, so that no other user can
-//! have it open or overwrite other files.
+//! read them, or use them to make the daemon overwrite other files.
 
 use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -17,20 +17,20 @@ const WRITABLE: u32 = 0o022;
 /// The sticky bit: only owners may rename and remove the entries of a directory.
 const STICKY: u32 = 0o1000;
 
-/// Makes the state directory, or one below it, where it is absent.
+/// Creates the state directory, or one below it, if it is absent.
 ///
 /// # Errors
-/// [`ErrorKind::Refused`] if others own it or may write to it; it cannot be made.
+/// [`ErrorKind::Refused`] if other users own it or may write to it; or it cannot be created.
 pub(crate) fn make_directory(path: &Path) -> Result<(), ApiError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|error| io_error("cannot make the directory", path, &error))?;
     check_directory(path)
 }
 
-/// Checks a directory, if it is there.
+/// Checks a directory, if it exists.
 ///
 /// # Errors
-/// [`ErrorKind::Refused`] if others own it or may write to it.
+/// [`ErrorKind::Refused`] if other users own it or may write to it.
 pub(crate) fn check_directory(path: &Path) -> Result<(), ApiError> {
     let found = match path.metadata() {
         Ok(found) => found,
@@ -46,7 +46,7 @@ pub(crate) fn check_directory(path: &Path) -> Result<(), ApiError> {
     Err(ApiError::new(ErrorKind::Refused, message).about("--state-dir"))
 }
 
-/// Warns of directories above the state directory that another user can exchange.
+/// Warns of directories above the state directory that another user can replace.
 pub(crate) fn warn_of_parents(path: &Path) {
     let Ok(path) = path.canonicalize() else { return };
     for parent in path.ancestors().skip(1) {
@@ -60,7 +60,7 @@ pub(crate) fn warn_of_parents(path: &Path) {
 }
 
 /// Returns how users other than the daemon's and root could change a directory, if they can.
-/// `is_parent`: only changes of its entries count, which the sticky bit prevents.
+/// `is_parent`: only changes of its entries matter, which the sticky bit prevents.
 fn weakness(found: &Metadata, is_parent: bool) -> Option<String> {
     let (owner, mode) = (found.uid(), found.mode());
     if owner != 0 && owner != geteuid().as_raw() {
@@ -73,7 +73,7 @@ fn weakness(found: &Metadata, is_parent: bool) -> Option<String> {
 /// Opens a file for reading. A link in its place is refused.
 ///
 /// # Errors
-/// That of the system.
+/// The error of the system.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     options().read(true).open(path)
 }
@@ -81,7 +81,7 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 /// Reads a file as a whole. A link in its place is refused, and a file of more than `most` bytes.
 ///
 /// # Errors
-/// That of the system; the file is too large.
+/// The error of the system, or the file is too large.
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -91,11 +91,11 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Makes a file for writing, in place of one that a crash may have left. If a link is in its place,
+/// Creates a file for writing, in place of one that a crash may have left. If the path is a link,
 /// the target of the link is not touched.
 ///
 /// # Errors
-/// That of the system.
+/// The error of the system.
 pub(crate) fn create(path: &Path) -> io::Result<File> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -104,18 +104,18 @@ pub(crate) fn create(path: &Path) -> io::Result<File> {
     options().write(true).create_new(true).open(path)
 }
 
-/// Opens a file for reading and appending, and makes it where it is absent. A link in its place is
+/// Opens a file for reading and appending, and creates it if it is absent. A link in its place is
 /// refused.
 ///
 /// # Errors
-/// That of the system.
+/// The error of the system.
 pub(crate) fn append(path: &Path) -> io::Result<File> {
     options().read(true).append(true).create(true).open(path)
 }
 
 fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
-    // No pipe in the place of a file holds the daemon up.
+    // A pipe in the place of the file must not block the daemon.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     options.mode(0o600).custom_flags(flags.bits().cast_signed());
     options

@@ -1,11 +1,11 @@
-//! The names of exports that are no volumes: clients find both by name, so no volume has one of
-//! these.
+//! The names of exports that are no volumes. Clients find both by name, so no volume may have one
+//! of these.
 
 use std::collections::BTreeSet;
 
 use forebay_admin::{ApiError, ErrorKind, VolumeName};
 
-/// The names, none of them that of a volume.
+/// The names, none of which is that of a volume.
 #[derive(Debug, Default)]
 pub(crate) struct RawNames(BTreeSet<VolumeName>);
 

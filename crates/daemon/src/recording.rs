@@ -1,5 +1,5 @@
-//! Sends the requests of a volume's clients to a client of the admin API while they come, as a
-//! trace in the format `csv` of `forebay-trace`.
+//! Sends the requests of a volume's clients to a client of the admin API as they arrive, as a trace
+//! in the format `csv` of `forebay-trace`.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -23,21 +23,21 @@ pub const MOST_SECONDS: u64 = 24 * 60 * 60;
 /// Interval at which the lanes' rings are emptied.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// Pieces of text that wait for a client.
+/// Most pieces of text that wait for a client.
 const QUEUE: usize = 2;
 
 /// Longest line, in bytes: a time, an operation, and two numbers of 20 digits.
 const LINE: usize = 64;
 
-/// Returns the most memory that a recording takes on this many lanes: the rings, as many requests
-/// in order, twice while the list grows, and the text of that many for each piece that waits or is
+/// Returns the most memory of a recording for this number of lanes: the rings; a sorted list of as
+/// many requests, twice while it grows; and the text of as many for each piece that waits or is
 /// being written.
 pub(crate) fn memory(lanes: usize) -> u64 {
     let requests = Recording::most(lanes) * (4 * size_of::<Recorded>() + (QUEUE + 2) * LINE);
     Recording::bytes(lanes) + requests as u64
 }
 
-/// A recording on its way to a client.
+/// A recording that is sent to a client.
 pub(crate) struct Trace {
     recording: Recording,
     length: Duration,
@@ -64,7 +64,7 @@ impl Trace {
     }
 
     /// Sends until the time is over, the volume is stopped, or the client is gone. The last line
-    /// says how many requests there were; a trace without it is cut short.
+    /// states the number of requests; a trace without it is incomplete.
     async fn send(mut self, mut sender: Sender<Bytes, Infallible>) {
         let begun = Instant::now();
         let mut lines = RequestSorter::default();
@@ -98,7 +98,7 @@ impl Trace {
 #[derive(Default)]
 struct RequestSorter {
     pending: Vec<Recorded>,
-    /// Requests up to then have been written, or are as late as they come.
+    /// Requests up to this time have been written; later arrivals get this time.
     last: Nanos,
     /// The latest request at the time before this.
     seen: Nanos,
@@ -107,8 +107,8 @@ struct RequestSorter {
 }
 
 impl RequestSorter {
-    /// Returns the lines of the requests that no request of another lane precedes: those before the
-    /// latest one of the last time; at the end, of all.
+    /// Returns the lines of the requests that no request of another lane can precede: those before
+    /// the latest one of the previous call; at the end, all.
     fn text(&mut self, all: bool) -> String {
         self.pending.sort_by_key(|request| request.time);
         let latest = self.pending.last().map_or(self.seen, |request| request.time);
@@ -119,7 +119,7 @@ impl RequestSorter {
         self.seen = latest.max(self.seen);
         let mut text = String::with_capacity(ready * LINE);
         for Recorded { time, op, offset, len } in self.pending.drain(..ready) {
-            // A lane may have been held up between the look at the clock and the ring.
+            // A lane may have been delayed between reading the clock and writing to the ring.
             self.last = self.last.max(time);
             let since = self.last.since(*self.first.get_or_insert(self.last)).as_nanos();
             let op = match op {
@@ -149,7 +149,7 @@ mod tests {
             vec![request(1000, Op::Read), request(5000, Op::Write), request(2500, Op::Discard)];
         let mut lines = RequestSorter { pending, ..RequestSorter::default() };
         assert_eq!(lines.text(false), "");
-        // One more lane had a request in between.
+        // Another lane has a request in between.
         lines.pending.push(request(1500, Op::Read));
         lines.pending.push(request(9000, Op::Read));
         let expected = "0.000,R,4096000,512\n0.500,R,6144000,512\n1.500,D,10240000,512\n4.000,W,20480000,512\n";

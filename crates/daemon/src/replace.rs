@@ -11,9 +11,9 @@ use crate::faults;
 /// Why a file was not replaced durably.
 #[derive(Debug)]
 pub(crate) enum ReplaceError {
-    /// The old one is there.
+    /// The old file is in place.
     Unchanged(io::Error),
-    /// The new one is there, and a power cut may bring the old one back.
+    /// The new file is in place, but a power failure may bring the old one back.
     Doubtful(io::Error),
 }
 
@@ -32,8 +32,8 @@ impl From<ReplaceError> for io::Error {
     }
 }
 
-/// Replaces a file atomically and durably: a crash at any point leaves the old or the new one,
-/// whole.
+/// Replaces a file atomically and durably: a crash at any point leaves the complete old or the
+/// complete new file.
 ///
 /// # Errors
 /// The file is not replaced, or not durably.
@@ -42,12 +42,12 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), ReplaceError> {
     fresh.push(".new");
     let fresh = Path::new(&fresh);
     let written = write(fresh, bytes).and_then(|()| {
-        // A process may be killed between any two of these.
+        // A process may be killed between any two of these steps.
         forebay_threads::step();
         fs::rename(fresh, path)
     });
     if written.is_err() {
-        // On a full filesystem it would only take space.
+        // On a full filesystem the file would only take space.
         let _ = fs::remove_file(fresh);
     }
     written.map_err(ReplaceError::Unchanged)?;

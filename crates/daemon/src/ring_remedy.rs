@@ -1,11 +1,11 @@
 //! Remedies where the system forbids io_uring.
 
-/// The setting of the kernel that forbids io_uring; 0: to no process.
+/// Returns the kernel setting that forbids io_uring; 0: it is allowed to all processes.
 pub fn disabled() -> u64 {
     forebay_host::files::number("/proc/sys/kernel/io_uring_disabled").unwrap_or(0)
 }
 
-/// Returns the remedy where no ring can be made and the kernel's setting is `disabled`.
+/// Returns the remedy if no ring can be made and the kernel setting is `disabled`.
 pub fn remedy(disabled: u64) -> &'static str {
     match disabled {
         0 => {

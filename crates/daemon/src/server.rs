@@ -1,5 +1,5 @@
-//! The admin socket: checks and counts connections, and serves them on a thread of its own. Never
-//! on a lane: no client here can stop the data path.
+//! The admin socket: checks and counts connections, and serves them on a separate thread. It is
+//! never a lane, so no client here can stop the data path.
 
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,7 +25,7 @@ use super::tcp;
 use super::volumes::Volumes;
 use super::web::{Claimed, Web};
 
-/// Most connections at a time; as many more get an answer to try again.
+/// Most connections at a time; as many more are told to try again.
 const MAX_CONNECTIONS: usize = 32;
 
 /// Interval at which the path of the socket is checked.
@@ -41,9 +41,9 @@ pub(crate) struct AdminServer {
 }
 
 impl AdminServer {
-    /// Starts answering on `socket`, and requests for metrics and for the page (with the state
-    /// directory) at their TCP addresses. The socket disappears with the server; clients connected
-    /// then still get an answer as long as the process lives.
+    /// Starts to answer on `socket`, and requests for metrics and for the page (with the state
+    /// directory) at their TCP addresses. The socket is removed when the server is dropped; clients
+    /// that are connected then still get an answer as long as the process lives.
     ///
     /// # Errors
     /// The thread cannot be set up.
@@ -170,7 +170,7 @@ async fn serve(
     let peer = stream.as_fd().try_clone_to_owned();
     let answer = async |request: Request<Incoming>| {
         let answer = match http::receive(request, deadline).await {
-            // Invariant 31: its sender has reported that the daemon does not answer.
+            // Invariant 31: the sender has already reported that the daemon does not answer.
             Ok(request) if request.method != "GET" && peer.as_ref().is_ok_and(has_left) => {
                 tracing::info!(
                     target = request.target,
@@ -191,7 +191,7 @@ async fn serve(
     }
 }
 
-/// Whether both directions of a connection are closed at the other end.
+/// Returns whether the other end has closed both directions of a connection.
 fn has_left(peer: &OwnedFd) -> bool {
     let mut looks = [PollFd::new(peer, PollFlags::empty())];
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -209,9 +209,9 @@ async fn answer(
     answered.map_err(|error| ApiError::failed(format!("the request failed: {error}")))
 }
 
-/// The socket's permissions ensure this already, unless the socket was handed on.
+/// The permissions of the socket already ensure this, unless the socket was passed on.
 fn check_peer(stream: &UnixStream) -> Result<(), ApiError> {
-    // A client in another PID namespace has no number here, but it has a user.
+    // A client in another PID namespace has no process ID here, but it has a user.
     let peer = stream.peer_cred().map_err(|error| {
         ApiError::new(ErrorKind::Forbidden, format!("cannot identify the client: {error}"))
     })?;
@@ -312,7 +312,7 @@ mod tests {
         let request = b"GET /v1/volumes HTTP/1.1\r\n\r\n";
         assert!(exchange(&dir, request).contains("clients are connected already"));
         drop(idle);
-        // The places of departed clients become free as soon as the daemon notices.
+        // The places of disconnected clients become free as soon as the daemon notices.
         while !exchange(&dir, request).starts_with("HTTP/1.1 200") {}
     }
 }

@@ -1,6 +1,6 @@
 //! Requests to stop, by SIGTERM, SIGINT or a test, or to hand over to another program, by SIGHUP or
-//! through the admin API. Signals are blocked in all threads and read by one, so that none is lost,
-//! and none ends the process, while another program is executed.
+//! through the admin API. Signals are blocked in all threads and read by one. So none is lost, and
+//! none ends the process while another program is executed.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -23,7 +23,7 @@ use signal_hook::consts::SIGXFSZ;
 pub(crate) enum EndRequest {
     /// For good.
     Stop,
-    /// For another program, which serves its clients.
+    /// A hand-over to another program, which continues to serve the clients.
     HandOver(PathBuf),
 }
 
@@ -35,8 +35,8 @@ pub(crate) struct StopRequest {
 }
 
 impl StopRequest {
-    /// Requests the end; returns false if one was requested before, which then stays as it is. A
-    /// stop takes the place of a hand-over that has not come to its end.
+    /// Requests the end; returns false if one was requested before, which then stays in force. A
+    /// stop replaces a hand-over that has not been completed.
     pub(crate) fn ask(&self, end: EndRequest) -> bool {
         let mut asked = self.asked.lock();
         let accepted = match (&*asked, &end) {
@@ -69,7 +69,7 @@ impl StopRequest {
         }
     }
 
-    /// Waits for the request, at most for `time`; returns it if it came.
+    /// Waits for the request, for at most `time`; returns it if there is one.
     pub(crate) fn wait_for(&self, time: Duration) -> Option<EndRequest> {
         let asked = self.asked.lock();
         let waited = self.changed.wait_timeout_while(asked, time, |asked| asked.is_none());
@@ -77,8 +77,8 @@ impl StopRequest {
     }
 }
 
-/// Raises the limit of the sizes of files that this process may write as far as that is allowed,
-/// and warns of one that remains.
+/// Raises this process's limit on the size of files as far as permitted, and warns if a limit
+/// remains.
 pub(crate) fn lift_limit_of_files() {
     let limit = getrlimit(Resource::Fsize);
     let Some(maximum) = limit.maximum else {
@@ -94,7 +94,7 @@ pub(crate) fn lift_limit_of_files() {
     tracing::warn!("{}", limit_of_files());
 }
 
-/// Says how large files may be, and how to change that.
+/// Describes the limit on the size of files, and how to change it.
 fn limit_of_files() -> String {
     let bytes = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
     format!(
@@ -104,7 +104,7 @@ fn limit_of_files() -> String {
 }
 
 /// The signals that the daemon reads. The first three have a meaning; the others have one for other
-/// daemons, such as opening the log again, and would end this one.
+/// daemons, such as reopening the log, and would end this one.
 const READ: [Signal; 9] = [
     Signal::SIGTERM,
     Signal::SIGINT,
@@ -121,9 +121,9 @@ fn failed(errno: Errno) -> ApiError {
     ApiError::failed(format!("signals: {errno}"))
 }
 
-/// Blocks the signals that the daemon reads, for the calling thread and those that it starts.
-/// Called before any other thread is: a signal that comes at any time, even while another program
-/// is executed, waits until it is read.
+/// Blocks the signals that the daemon reads, for the calling thread and those that it starts. Must
+/// be called before any other thread is started. A signal that arrives at any time, even while
+/// another program is executed, waits until it is read.
 ///
 /// # Errors
 /// The system's.
@@ -143,7 +143,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Leaves signals that come from now on to the next program.
+    /// Leaves signals that arrive from now on to the next program.
     pub(crate) fn end(&self) {
         *self.is_over.lock() = true;
     }
@@ -151,8 +151,8 @@ impl Reading {
 
 /// Turns SIGTERM and SIGINT into requests to stop, until the process ends. `first` runs at the
 /// first of them, and `reload` at each SIGHUP, on the thread that reads signals. SIGXFSZ, which
-/// would end the process with all its clients, is handled, so that the write behind the limit fails
-/// by itself.
+/// would end the process with all its clients, is handled, so that only the write beyond the limit
+/// fails.
 ///
 /// # Errors
 /// The signals or the thread cannot be set up.
@@ -194,7 +194,7 @@ pub(crate) fn listen(
     spawned.map(|_| reading).map_err(io_failed)
 }
 
-/// Waits for a signal, and makes the request that it stands for; `None`: the next program reads it.
+/// Waits for a signal, and makes the corresponding request; `None` if the next program reads it.
 fn next(
     signals: &SignalFd,
     mut too_large: &UnixStream,

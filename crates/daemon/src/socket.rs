@@ -1,4 +1,4 @@
-//! Exclusive unix sockets: claimed without a race, never taken from a live process.
+//! Exclusive unix sockets: claimed without a race, and never taken from a live process.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -20,7 +20,7 @@ use crate::paths::{io_error, socket_error};
 /// A listening unix socket, removed on drop.
 pub(crate) struct ClaimedSocket {
     socket: UnixSocket,
-    /// Held as long as the socket: its holder may replace a dead owner's socket. The lock file
+    /// Held as long as the socket; the holder may replace the socket of a dead owner. The lock file
     /// stays, because removing it would let two owners lock two files of one name.
     lock: Mutex<Arc<OwnedFd>>,
 }
@@ -39,7 +39,8 @@ pub(crate) fn lock_file(path: &Path, in_use: &str) -> Result<File, ApiError> {
         .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
         .open(path)
         .map_err(|error| io_error("cannot open", path, &error))?;
-    // A process that the owner was starting when it died has its descriptors for a moment.
+    // A process that the owner was starting when it died keeps the owner's descriptors for a
+    // moment.
     let lock = || flock(&file, FlockOperation::NonBlockingLockExclusive);
     match outlasting(lock, |errno| *errno == Errno::WOULDBLOCK) {
         Ok(()) => Ok(file),
@@ -52,7 +53,7 @@ impl ClaimedSocket {
     /// Checks whether `path` could be claimed, without touching anything.
     ///
     /// # Errors
-    /// As [`ClaimedSocket::claim`], as far as that is known beforehand.
+    /// See [`ClaimedSocket::claim`]; only errors that are known in advance.
     pub(crate) fn probe(field: &str, path: &Path) -> Result<(), ApiError> {
         unix_socket::check(path).map(drop).map_err(|error| socket_error(field, &error))
     }
@@ -62,9 +63,9 @@ impl ClaimedSocket {
     ///
     /// # Errors
     /// [`ErrorKind::Refused`] if another process listens there; [`ErrorKind::Invalid`] if the path
-    /// exists and is not a socket of this user, or cannot be one.
+    /// exists and is not a socket of this user, or is not valid for a socket.
     pub(crate) fn claim(field: &str, path: &Path, mode: u32) -> Result<Self, ApiError> {
-        // No lock file is left beside a path that is refused.
+        // Probe first, so that no lock file is left beside a path that is refused.
         Self::probe(field, path)?;
         let in_use = socket_error(field, &ListenError::InUse(path.to_owned()));
         let lock = lock_file(&lock_path(path), &in_use.message)?;
@@ -73,7 +74,7 @@ impl ClaimedSocket {
         Ok(ClaimedSocket { socket, lock: Mutex::new(Arc::new(lock.into())) })
     }
 
-    /// Goes on with the socket of the previous program of this process.
+    /// Takes over the socket of the previous program of this process.
     pub(crate) fn inherit(path: &Path, left: LeftSocket) -> Self {
         let LeftSocket { listener, lock, identity } = left;
         let socket = UnixSocket::inherit(path, listener, Some(identity));
@@ -85,8 +86,7 @@ impl ClaimedSocket {
         self.socket.close();
     }
 
-    /// Returns the socket and its lock for another program, which is about to take the place of
-    /// this one.
+    /// Returns the socket and its lock for another program, which is about to replace this one.
     pub(crate) fn leave(&self) -> LeftSocket {
         self.socket.leave();
         LeftSocket {
@@ -106,13 +106,13 @@ impl ClaimedSocket {
         Ok(listener)
     }
 
-    /// Makes the path again if something else has removed it. Returns whether it has, so that
-    /// [`ClaimedSocket::listener`] is another one.
+    /// Creates the path again if another program has removed it. Returns whether it did, so that
+    /// [`ClaimedSocket::listener`] has changed.
     pub(crate) fn restore(&self) -> bool {
         self.socket.restore(|| self.lock_again()).is_some()
     }
 
-    /// Locks the lock file anew if that was removed as well.
+    /// Creates and locks the lock file again if that was removed as well.
     fn lock_again(&self) -> Result<(), ListenError> {
         let path = lock_path(self.socket.path());
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);

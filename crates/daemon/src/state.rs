@@ -25,7 +25,7 @@ use crate::paths::io_error;
 /// Version of the file that is written.
 const VERSION: u32 = 2;
 
-/// Oldest version that is read. It has no caches and no deleted volumes.
+/// Oldest version that can be read. It has no caches and no deleted volumes.
 const OLDEST: u32 = 1;
 
 /// Largest file that is read, in bytes.
@@ -78,7 +78,7 @@ struct KnownCache {
     position: Position,
 }
 
-/// The state directory of a daemon, locked as long as this lives.
+/// The state directory of a daemon, locked for the lifetime of this.
 pub(crate) struct State {
     dir: PathBuf,
     /// Turns of writers of the file; readers do not wait for it.
@@ -88,7 +88,7 @@ pub(crate) struct State {
     events: Arc<Events>,
     /// The facts as last written to the file.
     written: Mutex<Facts>,
-    /// Why the file as last written may not survive a power cut.
+    /// Why the file as last written may not survive a power failure.
     doubt: Mutex<Option<ApiError>>,
     /// Claims the directory.
     lock: File,
@@ -109,7 +109,7 @@ impl State {
             dir.display()
         );
         let path = dir.join("lock");
-        // The directory may be another one by now.
+        // The path may lead to another directory by now.
         let lock = match lock.map(File::from).filter(|lock| is_at(lock, &path)) {
             Some(lock) => lock,
             None => lock_file(&path, &in_use)?,
@@ -165,7 +165,7 @@ impl State {
         &self.dir
     }
 
-    /// Returns the volumes as the data path sees them.
+    /// Returns the volumes in the view of the data path.
     pub(crate) fn newest(&self) -> NewestSettings {
         NewestSettings(self.volumes.clone())
     }
@@ -239,8 +239,8 @@ impl State {
     /// Changes the newest state durably, completely or not at all.
     ///
     /// # Errors
-    /// Those of `change`, the change cannot be written, or `work` was given up while it waited for
-    /// its turn; the old state remains.
+    /// The error of `change`, the change cannot be written, or `work` was given up while it waited
+    /// for its turn; the old state remains.
     pub(crate) fn change<T>(
         &self,
         work: &Work,
@@ -249,11 +249,11 @@ impl State {
         self.change_if(Write::IfChanged, (work, ChangeStage::Begins), change)
     }
 
-    /// Changes as [`State::change`] does, to complete a command or take it back: the change is made
-    /// even if `work` was given up.
+    /// Changes like [`State::change`], to complete or revert a command: the change is made even if
+    /// `work` was given up.
     ///
     /// # Errors
-    /// Those of `change`, or the change cannot be written; the old state remains.
+    /// The error of `change`, or the change cannot be written; the old state remains.
     pub(crate) fn complete<T>(
         &self,
         work: &Work,
@@ -262,10 +262,10 @@ impl State {
         self.change_if(Write::IfChanged, (work, ChangeStage::Ends), change)
     }
 
-    /// Checks that the state can be written, before a command has an effect that has to be stored.
+    /// Checks that the state can be written, before a command has an effect that must be stored.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The state cannot be written.
     pub(crate) fn check(&self, work: &Work) -> Result<(), ApiError> {
         self.change_if(Write::Always, (work, ChangeStage::Begins), |_, _| Ok(()))
     }
@@ -325,7 +325,7 @@ impl State {
         *doubt = match replaced {
             Ok(()) => None,
             Err(ReplaceError::Unchanged(error)) => return Err(failed(error)),
-            // The new file is there, so this state has to be as it says.
+            // The new file is in place, so the state in memory must match it.
             Err(ReplaceError::Doubtful(error)) => Some(failed(error)),
         };
         Ok(())
@@ -335,10 +335,10 @@ impl State {
         self.doubt.lock().is_some()
     }
 
-    /// Checks that the last write survives a power cut; repeats the write if that is in doubt.
+    /// Checks that the last write survives a power failure; repeats the write if that is in doubt.
     ///
     /// # Errors
-    /// It is in force, and may be lost.
+    /// The state is in force, but may be lost.
     pub(crate) fn settle(&self, work: &Work) -> Result<(), ApiError> {
         if self.is_doubtful() {
             self.change_if(Write::Always, (work, ChangeStage::Ends), |_, _| Ok(()))?;
@@ -364,12 +364,12 @@ impl State {
     }
 }
 
-/// The newest settings of all volumes, for those who apply some of them.
+/// The newest settings of all volumes, for code that applies some of them.
 #[derive(Clone, Default)]
 pub(crate) struct NewestSettings(Arc<Mutex<Vec<Remembered>>>);
 
 impl NewestSettings {
-    /// Returns the settings of a volume; `None`: the state does not have it yet.
+    /// Returns the settings of a volume; `None` if the state does not contain it yet.
     pub(crate) fn settings(&self, name: &VolumeName) -> Option<Settings> {
         let volumes = self.0.lock();
         let mut entries = volumes.iter().map(|entry| &entry.volume);

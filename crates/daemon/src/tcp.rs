@@ -1,10 +1,10 @@
 //! TCP addresses that answer over plain HTTP: those of `--metrics` and `--web`.
 //!
-//! They run on the thread of the admin API. They have no password, because nothing there changes
-//! anything.
+//! They are served by the thread of the admin API. They have no password, because nothing there
+//! changes anything.
 //!
 //! - [`guard`]: refuses pages of other sites
-//! - `places`: which connections make room for others
+//! - `places`: which connections give way to others
 
 pub(super) mod guard;
 mod places;
@@ -23,15 +23,15 @@ use places::{ConnectionPermit, ConnectionPhase, Places};
 
 use super::http::{HttpAnswer, HyperBody, Patience, serve_one};
 
-/// Browsers connect again at once when a stream ends, and clients that are gone leave their places.
+/// Browsers reconnect at once when a stream ends, and clients that are gone free their places.
 const PATIENCE: Patience =
     Patience { answer: Duration::from_secs(10), stream: Duration::from_secs(3600) };
 
 /// Claims an address. `option` is the option that names it, and `readable` names the data that
-/// everyone who reaches it can read.
+/// everyone can read there.
 ///
 /// # Errors
-/// [`ErrorKind::Refused`] if it is in use, or not one of this machine.
+/// [`ErrorKind::Refused`] if the address is in use, or not one of this machine.
 pub(super) fn claim(
     option: &str,
     readable: &str,
@@ -54,8 +54,8 @@ pub(super) fn claim(
     Ok(listener)
 }
 
-/// Answers until it is dropped, one request for each of at most `most` connections at a time. A
-/// further one takes the place of one that waits for its client, so that silent clients do not shut
+/// Serves until it is dropped, one request for each of at most `most` connections at a time. A
+/// further connection replaces one that waits for its client, so that silent clients do not shut
 /// out others.
 pub(super) async fn serve<F>(
     listener: StdListener,
@@ -94,7 +94,7 @@ pub(super) async fn serve<F>(
     }
 }
 
-/// Answers, and notes the phase of the connection at its place.
+/// Answers, and records the phase of the connection in its permit.
 async fn noted(
     place: &ConnectionPermit,
     answer: impl Future<Output = Response<HyperBody>>,
@@ -107,7 +107,7 @@ async fn noted(
     response
 }
 
-/// Returns the answer that refuses a method, if it is another than GET and HEAD.
+/// Returns the answer that refuses all methods except GET and HEAD.
 pub(super) fn refuse_changes(method: &Method) -> Option<Response<HyperBody>> {
     if method == Method::GET || method == Method::HEAD {
         return None;

@@ -59,10 +59,10 @@ pub(crate) fn deleting(discard_dirty: bool) -> DeleteRequest {
     DeleteRequest { discard_dirty, ..DeleteRequest::default() }
 }
 
-/// A front end that makes devices, and fails where it is told to.
+/// A front end that makes devices, and fails at configured steps.
 pub(crate) struct FakeDevices {
     kind: FrontEndKind,
-    /// The volumes that have one.
+    /// The volumes that have a device.
     pub(crate) published: Mutex<BTreeSet<String>>,
     /// The setting `nbd` of the volume that was published last.
     pub(crate) nbd: Mutex<Option<NbdReach>>,
@@ -157,7 +157,7 @@ pub(crate) const FAKE_CACHE: Uuid = Uuid::from_u128(7);
 /// Called on each request to the host.
 type Hook = Box<dyn Fn(&str) + Send>;
 
-/// A host that records its requests, and fails where it is told to.
+/// A host that records its requests, and fails as configured.
 #[derive(Default)]
 pub(crate) struct FakeHost {
     running: Mutex<BTreeMap<VolumeName, Definition>>,
@@ -165,21 +165,21 @@ pub(crate) struct FakeHost {
     hung: Mutex<BTreeMap<VolumeName, Settings>>,
     /// Every request, like `create v`.
     pub(crate) asked: Mutex<Vec<String>>,
-    /// Requests that fail, in the words of `asked`; prefixed with `hang`, they run until they are
-    /// cancelled; prefixed with `late`, they have passed their commit point and wait for a device;
-    /// prefixed with `older` or `unknown`, a start fails with that error, once; prefixed with
-    /// `refuse`, a stop fails and the volume stays served.
+    /// Requests that fail, as worded in `asked`. With the prefix `hang`, they run until they are
+    /// cancelled; with `late`, they have passed their commit point and wait for a device; with
+    /// `older` or `unknown`, a start fails with that error, once; with `refuse`, a stop fails and
+    /// the volume stays served.
     pub(crate) failing: Mutex<Vec<String>>,
-    /// Requests that take time, with their volumes, and their work.
+    /// Requests in progress, with their volumes and their work.
     present: Mutex<Vec<(VolumeName, String, Arc<Work>)>>,
-    /// Requests that came during another one for the same volume.
+    /// Requests that arrived during another one for the same volume.
     pub(crate) overlaps: Mutex<Vec<String>>,
     /// Called with each request.
     pub(crate) hook: Mutex<Option<Hook>>,
     memory: Arc<MemoryBudget>,
 }
 
-/// A request to a host until it is answered.
+/// A request to a host that is in progress.
 struct Present<'a> {
     host: &'a FakeHost,
     work: Arc<Work>,
@@ -254,7 +254,7 @@ impl FakeHost {
         Present { host: self, work: work.clone() }
     }
 
-    /// Has a served volume wait for a device, or serves it again.
+    /// Makes a served volume wait for a device, or serves it again.
     pub(crate) fn await_device(&self, volume: &Definition, waits: bool) {
         let mut hung = self.hung.lock();
         match waits {

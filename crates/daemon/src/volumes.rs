@@ -32,14 +32,14 @@ use super::work::Work;
 /// Time limit of a shutdown for cancelled operations.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Time limit of a command for an operation that it supersedes.
+/// Time limit for a command to wait for an operation that it supersedes.
 const YIELD_PATIENCE: Duration = Duration::from_secs(15);
 
-/// Time limit of a command for a device that does not answer.
+/// Time limit for a command to wait for a device that does not answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Whether a verb gives way to a stop, and to a deletion that discards dirty blocks: with a lost
-/// device it could wait for ever.
+/// Returns whether a verb gives way to a stop, and to a deletion that discards dirty blocks,
+/// because with a lost device it could wait for ever.
 fn gives_way(verb: &str) -> bool {
     matches!(verb, "flush" | "set" | "start" | "drop") || ranges::is_fill(verb)
 }
@@ -70,7 +70,7 @@ pub(crate) struct Volumes {
     failures: Mutex<BTreeMap<VolumeName, String>>,
     /// Why served volumes are not exported as their settings say.
     unexported: Mutex<BTreeMap<VolumeName, String>>,
-    /// Volumes without their exports that an operation may yet serve again.
+    /// Volumes without their exports that an operation may still serve again.
     unpublished: Mutex<BTreeSet<VolumeName>>,
     /// Volumes that were served when the daemon ended, and have not been started again yet.
     waiting: Mutex<BTreeSet<VolumeName>>,
@@ -154,7 +154,7 @@ impl Volumes {
     /// Returns the hit ratios that caches of these sizes, or of the usual ones, would have had.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], or [`ErrorKind::Refused`] if it is not served.
+    /// [`ErrorKind::NotFound`], or [`ErrorKind::Refused`] if the volume is not served.
     pub(crate) fn curve(&self, name: &VolumeName, sizes: &Sizes) -> Result<CurveReport, ApiError> {
         self.state.volume(name)?;
         self.host.curve(name, sizes)
@@ -163,8 +163,8 @@ impl Volumes {
     /// Begins to record the requests of a volume's clients.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`], [`ErrorKind::Refused`] if it is not served, [`ErrorKind::Busy`] if
-    /// it is recorded already, or there is not enough memory.
+    /// [`ErrorKind::NotFound`], [`ErrorKind::Refused`] if the volume is not served,
+    /// [`ErrorKind::Busy`] if it is recorded already, or there is not enough memory.
     pub(crate) fn record(&self, name: &VolumeName, length: Duration) -> Result<Trace, ApiError> {
         self.state.volume(name)?;
         let bytes = recording::memory(self.host.lanes() as usize);
@@ -274,7 +274,7 @@ impl Volumes {
         self.operate_beside(verb, name, ranges::beside(verb), run)
     }
 
-    /// Starts an operation as [`Volumes::operate`] does, superseding or beside others that are in
+    /// Starts an operation like [`Volumes::operate`], superseding or beside others that are in
     /// progress on the volume.
     fn operate_beside(
         self: &Arc<Self>,
@@ -292,7 +292,7 @@ impl Volumes {
             work.hold(this.claims.stored(verb, &entry.volume));
             let ended = run(&this, entry, work).and_then(|()| this.state.settle(work));
             ended.inspect_err(|error| {
-                // A start tells its failures itself.
+                // A start reports its failures itself.
                 if verb != "start" {
                     this.tell_failed(&own_name, verb, error);
                 }
@@ -307,8 +307,8 @@ impl Volumes {
         }
     }
 
-    /// Takes the exports of a volume away, and then a step that ends its service. Exports it again
-    /// if it is served in the end because one of both has failed.
+    /// Removes the exports of a volume, and then executes a step that ends its service. If one of
+    /// them fails and the volume is still served, exports it again.
     fn without_exports(
         &self,
         volume: &Definition,
@@ -332,11 +332,11 @@ impl Volumes {
         Err(ApiError::new(ErrorKind::Refused, message))
     }
 
-    /// Serves a volume; a served volume stays served. For `force` see
+    /// Serves a volume; has no effect on a served volume. For `force` see
     /// [`Serving::start`](super::host_api::Serving::start).
     ///
     /// # Errors
-    /// There is no such volume, or it is busy.
+    /// The volume does not exist, or is busy.
     pub(crate) fn start(
         self: &Arc<Self>,
         name: &VolumeName,

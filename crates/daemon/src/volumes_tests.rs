@@ -143,12 +143,12 @@ fn a_volume_that_fails_to_start_does_not_stop_the_others() {
     assert_eq!((daemon.state("a"), daemon.state("b")), (VolumeState::Failed, VolumeState::Running));
     let report = daemon.volumes.show(&name("a"), Count::Fresh).expect("there");
     assert_eq!(report.errors.last.as_deref(), Some("told to fail"));
-    // It is still stored, and can be stopped, so that the next start does not try again.
+    // The volume is still stored, and can be stopped, so that the next start does not try again.
     daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
     assert_eq!(daemon.state("a"), VolumeState::Stopped);
     let show = || daemon.volumes.show(&name("a"), Count::Fresh).expect("there");
     assert_eq!(show().errors.last, None);
-    // A start by hand that fails leaves it stopped, with the reason.
+    // A manual start that fails leaves the volume stopped, with the reason.
     daemon
         .end(daemon.volumes.start(&name("a"), StartRequest::default()))
         .expect_err("told to fail");
@@ -238,7 +238,7 @@ fn a_create_that_fails_leaves_nothing() {
     daemon.fail("create a");
     assert!(daemon.create("a", "origin").is_err());
     assert!(daemon.volumes.list(Count::Fresh).is_empty());
-    // The state cannot be written at the end: the volume must not stay served.
+    // The state cannot be written at the end, so the volume must not stay served.
     let state = daemon.dir.path().join("state");
     daemon.on("create b", move || std::fs::remove_dir_all(&state).expect("writable"));
     assert!(daemon.create("b", "origin").is_err());
@@ -304,7 +304,7 @@ fn a_command_cut_off_by_a_crash_is_completed_by_repeating_it() {
             daemon.end(daemon.volumes.delete(&name("a"), deleting(discard))).expect("good");
         }
     };
-    // The cache device has forgotten it already, or not yet.
+    // The cache device may or may not have forgotten the volume.
     let daemon = killed(&made, "delete a", &delete(false));
     daemon.fail("unknown start a");
     assert_eq!(restore(&daemon), restored(0, 0, 1));

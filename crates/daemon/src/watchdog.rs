@@ -1,8 +1,8 @@
 //! Tells the service manager that the daemon is alive, as long as its lanes and its table of
 //! volumes answer.
 //!
-//! Neither waits for a device: a device that hangs keeps its own requests waiting, and nothing that
-//! is asked here. A restart would not mend it either.
+//! Neither waits for a device: a device that hangs blocks only its own requests, and nothing that
+//! is checked here. A restart would not repair it either.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,18 +16,18 @@ use super::notify::{ServiceManager, ShutdownProgress};
 use super::signals::StopRequest;
 use super::volumes::Volumes;
 
-/// Reports in the time that the manager waits for one.
+/// Number of reports in the time within which the manager expects one.
 const REPORTS: u32 = 4;
 
-/// Time after its last progress for which an orderly stop or a hand-over counts as alive; it is
-/// over by then, see `docs/operations.md`.
+/// Time after its last progress for which an orderly stop or a hand-over counts as alive. It has
+/// ended by then, see `docs/operations.md`.
 const STOPPING: Duration = Duration::from_secs(100);
 
-/// Reports until the process ends, on a thread of its own. Does nothing without a manager that asks
-/// for it.
+/// Reports until the process ends, on a separate thread. Does nothing without a manager that
+/// expects reports.
 ///
 /// # Errors
-/// There is no thread left.
+/// The system has no threads left.
 pub(crate) fn start(
     manager: &ServiceManager,
     volumes: &Arc<Volumes>,
@@ -43,7 +43,7 @@ pub(crate) fn start(
         while stop.wait_for(pause).is_none() {
             report(&manager, &volumes, limit);
         }
-        // Data in RAM is written down for as long as the devices take any.
+        // Data in RAM is written down as long as the devices accept it.
         let asked = Instant::now();
         while ending.last().unwrap_or(asked).max(asked).elapsed() < STOPPING {
             manager.alive();
@@ -53,8 +53,8 @@ pub(crate) fn start(
     spawned.map(drop).map_err(|error| ApiError::failed(format!("no thread: {error}")))
 }
 
-/// Reports if everything answers within the limit. A thread that never gets here is as silent as
-/// one that finds a lane silent.
+/// Reports if everything answers within the limit. A thread that never gets here reports nothing,
+/// like one that finds a lane that does not answer.
 fn report(manager: &ServiceManager, volumes: &Volumes, limit: Duration) {
     volumes.list(Count::Known);
     match volumes.pulse(limit / REPORTS) {

@@ -1,8 +1,8 @@
 //! The page of `--web`: shows the activity of the daemon, and changes nothing.
 //!
-//! - `live`: looks at the volumes every second while browsers follow, and sends the changes
+//! - `live`: checks the volumes every second while browsers are connected, and sends the changes
 //! - `history`: the last hours, over restarts
-//! - `page/`: the page itself, which needs nothing from elsewhere
+//! - `page/`: the page itself, which loads nothing from other hosts
 
 mod history;
 mod live;
@@ -25,7 +25,8 @@ use super::volumes::Volumes;
 use super::{api, tcp};
 use live::LiveFeed;
 
-/// Most connections at a time; more than streams, so that the page itself can always be read.
+/// Most connections at a time; more than the number of streams, so that the page itself can always
+/// be read.
 const MAX_CONNECTIONS: usize = 64;
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -63,7 +64,7 @@ pub(crate) struct Claimed {
 /// Claims an address.
 ///
 /// # Errors
-/// [`ErrorKind::Refused`] if it is in use, or not one of this machine.
+/// [`ErrorKind::Refused`] if the address is in use, or not one of this machine.
 pub(crate) fn claim(address: SocketAddr) -> Result<Claimed, ApiError> {
     let readable = "the page, which names volumes and devices and shows all settings";
     Ok(Claimed { listener: tcp::claim("--web", readable, address)?, bound: address })
@@ -83,7 +84,7 @@ impl Web {
         Arc::new(Web { claimed, volumes: volumes.clone(), live })
     }
 
-    /// Serves it until it is dropped.
+    /// Serves the page until this is dropped.
     pub(crate) async fn serve(self: &Arc<Self>) {
         let listener = match self.claimed.listener.try_clone() {
             Ok(listener) => listener,
@@ -142,7 +143,7 @@ impl Web {
         }
     }
 
-    /// Answers as the admin API does, on a thread that may block.
+    /// Answers like the admin API, on a thread that may block.
     async fn ask(&self, target: String) -> Result<Response<HyperBody>, ApiError> {
         let (method, accept, last_event) = ("GET".to_owned(), String::new(), None);
         let request = HttpRequest { method, target, accept, last_event, body: Vec::new() };

@@ -1,19 +1,19 @@
-//! Stored settings whose values were withdrawn since the state was written.
+//! Stored settings with values that were withdrawn since the state was written.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// Logs which settings in the text of a state file have a value that was withdrawn, and the value
-/// in its place, which the next write of the file has.
+/// Logs which settings in the text of a state file have a withdrawn value, and its replacement,
+/// which the next write of the file will contain.
 pub(crate) fn tell(text: &str) {
     for (volume, setting, old, new) in withdrawn(text) {
         tracing::warn!(volume, "{setting}={old} was withdrawn; {setting}={new} is in its place");
     }
 }
 
-/// Returns the stored settings that have a value which was withdrawn: the volume, the name, that
-/// value, and the one in its place.
+/// Returns the stored settings with withdrawn values: the volume, the name, the withdrawn value,
+/// and its replacement.
 fn withdrawn(text: &str) -> Vec<(String, String, String, &'static str)> {
     #[derive(Deserialize)]
     struct File {

@@ -1,5 +1,5 @@
-//! The work of an operation, shared by the thread that does it and those that wait for it, with the
-//! one point from which on it can no longer fail without an effect.
+//! The work of an operation, shared by the thread that does it and those that wait for it. It has
+//! one commit point, from which on it can no longer fail without an effect.
 //!
 //! An operation begins by preparing: it waits for devices, reads, and writes nothing that lasts.
 //! Its first lasting effect needs an [`Effect`], which [`Work::commit`] gives. A failure may be
@@ -19,21 +19,21 @@ use forebay_threads::{Instant, Mutex, MutexGuard};
 /// The progress of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum OperationPhase {
-    /// It has changed nothing that lasts, and can be withdrawn.
+    /// The work has changed nothing that lasts, and can be withdrawn.
     #[default]
     Preparing,
-    /// It was reported as failed, and changes nothing.
+    /// The work was reported as failed, and changes nothing.
     Withdrawn,
-    /// It may have changed data that lasts: only its end tells whether it succeeded.
+    /// The work may have changed data that lasts; only its end shows whether it succeeded.
     Committed,
 }
 
-/// Permits changes that last. An operation that holds it has not been reported as failed, and is
-/// not before its work has ended.
+/// Permits lasting changes. An operation that holds it has not been reported as failed, and will
+/// not be before its work has ended.
 #[derive(Debug)]
 pub(crate) struct Effect(());
 
-/// Something that is claimed until this is dropped.
+/// A claim that is held until this is dropped.
 pub(crate) trait Claimed: fmt::Debug + Send + Sync {}
 
 #[derive(Debug, Default)]
@@ -56,22 +56,22 @@ impl Work {
         self.0.lock()
     }
 
-    /// Sets how long a device may take to answer; without this the work waits without limit.
+    /// Sets how long a device may take to answer; without this call the work waits without limit.
     pub(crate) fn limit(&self, patience: Duration) {
         self.state().patience = Some(patience);
     }
 
-    /// Returns how long a device may take to answer; `None`: no limit.
+    /// Returns how long a device may take to answer; `None` for no limit.
     pub(crate) fn patience(&self) -> Option<Duration> {
         self.state().patience
     }
 
-    /// Has the work wait until `end` for devices that another process uses.
+    /// Makes the work wait until `end` for devices that another process uses.
     pub(crate) fn outwait(&self, end: Instant) {
         self.state().outwaits = Some(end);
     }
 
-    /// Whether the work waits for a device that another process uses.
+    /// Returns whether the work waits for devices that another process uses.
     pub(crate) fn outwaits(&self) -> bool {
         let state = self.state();
         !state.cancelled && state.outwaits.is_some_and(|end| Instant::now() < end)
@@ -104,7 +104,7 @@ impl Work {
         drop(claim);
     }
 
-    /// Asks the work to end. After the commit point, a command that can be undone is.
+    /// Requests the work to end. After the commit point, only a command that can be undone does so.
     pub(crate) fn cancel(&self) {
         self.state().cancelled = true;
     }
@@ -114,8 +114,8 @@ impl Work {
         self.state().cancelled
     }
 
-    /// Asked right before the first effect that lasts, and before later ones as often as suits: the
-    /// answer stays.
+    /// Must be called right before the first lasting effect, and may be called again before later
+    /// ones with the same result.
     ///
     /// # Errors
     /// The work was cancelled or withdrawn; it ends without an effect.
@@ -146,8 +146,8 @@ impl Work {
         Arc::new(Work(Mutex::new(State { claim, patience: Some(patience), ..State::default() })))
     }
 
-    /// Ends the work without an effect. Returns false after the commit point: then its end has to
-    /// be waited for.
+    /// Ends the work without an effect. Returns false after the commit point, in which case the
+    /// caller must wait for the end.
     pub(crate) fn withdraw(&self) -> bool {
         let mut state = self.state();
         if state.phase == OperationPhase::Committed {
@@ -162,7 +162,7 @@ impl Work {
         self.state().late = Some(why);
     }
 
-    /// Notes that the work waits for nothing any more.
+    /// Records that the work waits for nothing any more.
     pub(crate) fn is_in_time(&self) {
         self.state().late = None;
     }

@@ -1,9 +1,9 @@
 //! Turns of writers of the state, and the time limit of commands for a directory that does not
 //! answer.
 //!
-//! A command that waits for its turn has changed nothing: it can be withdrawn, and fails. A write
-//! that has begun cannot be withdrawn, so its command is reported as in progress, and continues
-//! when the directory answers.
+//! A command that waits for its turn has changed nothing, so it can be withdrawn, and fails. A
+//! write that has begun cannot be withdrawn, so its command is reported as in progress, and
+//! continues when the directory answers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use forebay_threads::{Condvar, Instant, Mutex, sync_channel};
 
 use super::work::Work;
 
-/// Time limit of a command for the directory; then the command reports that the directory does not
-/// answer.
+/// Time limit of a command for the directory; after it the command reports that the directory does
+/// not answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Time limit of a cancelled command for a write to end by itself.
@@ -28,11 +28,11 @@ const STEP: Duration = Duration::from_millis(25);
 pub(crate) enum ChangeStage {
     /// Yes, unless the command has committed.
     Begins,
-    /// No: it completes a lasting change, or undoes one.
+    /// No, because the change completes a lasting change, or undoes one.
     Ends,
 }
 
-/// The turns of those who write the state.
+/// The turns of the writers of the state.
 pub(crate) struct StateWriter {
     dir: PathBuf,
     taken: Mutex<bool>,
@@ -62,8 +62,7 @@ impl StateWriter {
     /// Waits for the turn.
     ///
     /// # Errors
-    /// The command was cancelled, or has waited for too long, and was withdrawn: it has changed
-    /// nothing.
+    /// The command was cancelled or has waited too long, and was withdrawn: it has changed nothing.
     pub(crate) fn turn(&self, work: &Work, change: ChangeStage) -> Result<Turn<'_>, ApiError> {
         let since = Instant::now();
         let mut taken = self.taken.lock();
@@ -98,7 +97,7 @@ impl StateWriter {
 }
 
 impl Turn<'_> {
-    /// Runs `write` on a thread of its own, and waits for its end.
+    /// Runs `write` on a separate thread, and waits for its end.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         work: &Work,
@@ -118,7 +117,7 @@ impl Turn<'_> {
                     work.is_in_time();
                     return result;
                 }
-                // It has panicked.
+                // The thread has panicked.
                 Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return write(),
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
             }
@@ -137,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// A writer whose turn another one has until the sender is dropped.
+    /// Returns a writer whose turn is taken until the sender is dropped.
     fn taken() -> (Arc<StateWriter>, forebay_threads::SyncSender<()>) {
         let writer = Arc::new(StateWriter::new("/state".into()));
         let (end, ends) = sync_channel::<()>(1);

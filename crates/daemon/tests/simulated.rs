@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 /// Bytes of each device.
 const SIZE: u64 = 64 << 20;
 
-/// Devices in RAM, by name. They keep their content while the daemon is away.
+/// Devices in RAM, by name. They keep their content while no daemon runs.
 #[derive(Default)]
 struct Disks(Mutex<BTreeMap<String, Arc<RamDevice>>>);
 
@@ -59,7 +59,7 @@ fn command(daemon: &Embedded, target: &str, body: &Value) -> ApiResponse {
     answer
 }
 
-/// A daemon that is killed in the midst of a command, and the one after it.
+/// A daemon that is killed during a command, and the next one.
 fn two_lives(steps: u32) {
     let (dir, disks) = (TempDir::in_memory("simulated"), Arc::<Disks>::default());
     // Names of devices are looked up outside of the simulation.

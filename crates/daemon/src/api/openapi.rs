@@ -17,7 +17,8 @@ use crate::recording;
 /// Path of the types' schemas in the document.
 const SCHEMAS: &str = "#/components/schemas";
 
-/// Types as they are received, and as they are sent: fields with defaults are always sent.
+/// Schemas of types that are received, and of types that are sent: fields with defaults are always
+/// sent.
 struct Generators {
     received: SchemaGenerator,
     sent: SchemaGenerator,
@@ -33,7 +34,7 @@ impl Generators {
         };
         let plain = RecursiveTransform(without_links);
         let sent = settings().for_serialize().with_transform(RecursiveTransform(
-            // It says nothing about a field that is always there.
+            // A default is meaningless for a field that is always present.
             |schema: &mut Schema| _ = schema.remove("default"),
         ));
         Generators {
@@ -43,7 +44,7 @@ impl Generators {
     }
 }
 
-/// Takes links out of a description: they lead into the source.
+/// Removes links from a description, because they lead into the source.
 fn without_links(schema: &mut Schema) {
     if let Some(Value::String(text)) = schema.get_mut("description") {
         *text = text.replace("[`", "`").replace("`]", "`");
@@ -65,7 +66,7 @@ pub(super) fn document(routes: &[Route]) -> Value {
     });
     let refusals: Map<String, Value> = refusals.collect();
     let mut schemas = generators.received.take_definitions(true);
-    // A type that is received and sent is the same in both directions, which a test checks.
+    // A type that is received and sent is the same in both directions; a test checks this.
     schemas.extend(generators.sent.take_definitions(true));
     json!({
         "openapi": "3.1.0",

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use crate::http::{HttpAnswer, HttpRequest};
 use crate::volumes::Volumes;
 
-/// Delay of the answer to a new operation, so that it can report the end of a quick one.
+/// Delay of the answer to a new operation, so that it can report the end of a quick operation.
 pub(super) const GRACE: Duration = Duration::from_millis(150);
 
 /// The answer of a route.
@@ -21,7 +21,7 @@ pub(super) type Answered = Result<HttpAnswer, ApiError>;
 pub(super) struct Call<'a> {
     pub(super) volumes: &'a Arc<Volumes>,
     pub(super) request: &'a HttpRequest,
-    /// The part of the path that is in braces; empty without one.
+    /// The part of the path that is in braces; empty if there is none.
     argument: &'a str,
     /// The text behind the question mark.
     pub(super) query: Option<&'a str>,
@@ -40,7 +40,7 @@ impl Route {
     }
 }
 
-/// A route whose answer `run` makes.
+/// Makes a route whose answer is made by `run`.
 pub(super) fn answer<A: Argument, Q: DeserializeOwned, R>(
     endpoint: &'static Endpoint<A, Q, R>,
     run: impl Fn(&Call<'_>, A, Q) -> Answered + Send + Sync + 'static,
@@ -52,7 +52,7 @@ pub(super) fn answer<A: Argument, Q: DeserializeOwned, R>(
     Route { about: &endpoint.about, run: Box::new(answer) }
 }
 
-/// A route whose answer is JSON.
+/// Makes a route whose answer is JSON.
 pub(super) fn json<A: Argument, Q: DeserializeOwned, R: Serialize>(
     endpoint: &'static Endpoint<A, Q, R>,
     run: impl Fn(&Call<'_>, A, Q) -> Result<R, ApiError> + Send + Sync + 'static,
@@ -63,7 +63,7 @@ pub(super) fn json<A: Argument, Q: DeserializeOwned, R: Serialize>(
     })
 }
 
-/// A route that begins an operation.
+/// Makes a route that begins an operation.
 pub(super) fn begin<A: Argument, Q: DeserializeOwned>(
     endpoint: &'static Endpoint<A, Q, Operation>,
     run: impl Fn(&Arc<Volumes>, &A, Q) -> Result<OperationId, ApiError> + Send + Sync + 'static,
@@ -73,7 +73,7 @@ pub(super) fn begin<A: Argument, Q: DeserializeOwned>(
     })
 }
 
-/// Answers with the state of an operation once it has ended, or `wait` is over.
+/// Answers with the state of an operation when it has ended, or after `wait`.
 pub(super) fn state_of(volumes: &Volumes, id: OperationId, wait: Duration) -> Answered {
     let operation = volumes.operations().wait(id, Some(wait)).ok_or_else(|| {
         ApiError::new(ErrorKind::NotFound, format!("operation {id} is not known (any more)"))
@@ -90,7 +90,8 @@ fn body<A, Q: DeserializeOwned, R>(
     if let Some(absent) = endpoint.absent.filter(|_| unread) {
         return Ok(absent());
     }
-    // A JSON list would be read as the fields of an object in the order of their declaration.
+    // Otherwise a JSON list would be read as the fields of an object in the order of their
+    // declaration.
     if request.body.trim_ascii_start().first() != Some(&b'{') {
         return Err(ApiError::new(ErrorKind::Invalid, "body: send a JSON object"));
     }
@@ -98,7 +99,7 @@ fn body<A, Q: DeserializeOwned, R>(
         .map_err(|error| ApiError::new(ErrorKind::Invalid, format!("body: {error}")))
 }
 
-/// Finds the route of a request: the first that fits.
+/// Finds the route of a request: the first one that matches.
 pub(super) fn find<'a>(
     routes: &'static [Route],
     volumes: &'a Arc<Volumes>,
@@ -111,7 +112,7 @@ pub(super) fn find<'a>(
     routes.iter().find_map(|route| {
         let about = route.about;
         let argument = about.matches(path).filter(|_| about.method == request.method)?;
-        // Nothing is asked for that is not there.
+        // A query with unknown fields is refused.
         let understood = query.is_none() || !about.query.is_empty();
         understood.then_some((route, Call { volumes, request, argument, query }))
     })

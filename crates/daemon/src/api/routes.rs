@@ -47,7 +47,7 @@ pub(super) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
         }),
         begin(&api::CREATE, |volumes, (), request| volumes.create(&request)),
         json(&api::SHOW, |call, name, _| call.volumes.show(&name, Count::Fresh)),
-        // For those that ask again and again: no lane waits for it.
+        // For clients that poll: no lane waits for this answer.
         json(&api::REPORTS, |call, (), _| {
             Ok(ReportList { volumes: call.volumes.list(Count::Known) })
         }),
@@ -95,7 +95,7 @@ fn metrics(call: &Call<'_>) -> Answered {
     Ok(HttpAnswer::text(format.media_type(), metrics::scrape(call.volumes, format)))
 }
 
-/// Returns events, or lets the client follow them if it accepts that.
+/// Returns events, or a stream of events if the client accepts that.
 fn events(call: &Call<'_>) -> Answered {
     let mut query = Query::parse(call.query.unwrap_or_default())?;
     let events = call.volumes.events();
@@ -108,7 +108,7 @@ fn events(call: &Call<'_>) -> Answered {
     events.follow(query).map(HttpAnswer::events)
 }
 
-/// Parses `seconds=60`, which is also how long a recording takes without a query.
+/// Parses `seconds=60`; without a query the length of a recording is 60 s as well.
 fn length_in(query: Option<&str>) -> Result<Duration, ApiError> {
     let Some(query) = query else { return Ok(Duration::from_secs(60)) };
     let seconds = query.strip_prefix("seconds=").and_then(|text| text.parse().ok());

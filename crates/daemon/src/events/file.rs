@@ -1,8 +1,8 @@
-//! The file of events: one line of JSON for each. It is two files, of which the older is dropped
-//! when the newer is full.
+//! The file of events: one line of JSON per event. It consists of two files; the older one is
+//! dropped when the newer one is full.
 //!
-//! A crash may tear the last line: a line that cannot be read is skipped, and the next one is
-//! written behind a line end.
+//! A crash may tear the last line. A line that cannot be read is skipped, and the next one is
+//! written after a line end.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -16,10 +16,10 @@ use crate::private;
 /// Most bytes of both files together.
 pub(crate) const MAX_BYTES: u64 = 1 << 20;
 
-/// Most bytes of one of them.
+/// Most bytes of one file.
 const MAX_FILE: u64 = MAX_BYTES / 2;
 
-/// Most lines that are kept for a file that cannot be written at the moment.
+/// Most lines that are kept while the file cannot be written.
 const MAX_WAITING: usize = 1024;
 
 const NEWER: &str = "events.jsonl";
@@ -44,7 +44,7 @@ pub fn read(dir: &Path) -> Vec<(String, Event)> {
     found
 }
 
-/// Returns the end of a file, as much as this program writes.
+/// Returns the end of a file, at most as many bytes as this program writes.
 fn tail(path: &Path) -> std::io::Result<String> {
     let mut file = private::open(path)?;
     let len = file.metadata()?.len();
@@ -61,7 +61,7 @@ pub(super) struct EventFile {
     open: Option<(File, u64)>,
     /// Lines that could not be written yet.
     waiting: VecDeque<Vec<u8>>,
-    /// A failure was reported, and nothing was written since.
+    /// Whether a failure was reported and nothing has been written since.
     failing: bool,
 }
 
@@ -71,7 +71,7 @@ impl EventFile {
         EventFile { dir: dir.to_owned(), open: None, waiting: VecDeque::new(), failing: false }
     }
 
-    /// Writes a line, with its end, behind those that wait.
+    /// Writes a line with its end, after those that wait.
     pub(super) fn add(&mut self, line: Vec<u8>) {
         self.waiting.push_back(line);
         if self.waiting.len() > MAX_WAITING {
@@ -80,7 +80,7 @@ impl EventFile {
         self.write();
     }
 
-    /// Writes the lines that wait, as far as that is possible. A failure is reported once.
+    /// Writes the waiting lines as far as possible. A failure is reported once.
     pub(super) fn write(&mut self) {
         let wrote = !self.waiting.is_empty();
         while let Some(line) = self.waiting.front() {
@@ -118,7 +118,8 @@ fn append(dir: &Path, open: &mut Option<(File, u64)>, line: &[u8]) -> std::io::R
         None => open.insert(open_at_end(&dir.join(NEWER))?),
     };
     if let Err(error) = file.write_all(line) {
-        // On a full filesystem a part of the line may be there, which would only take space.
+        // On a full filesystem a part of the line may have been written, which would only take
+        // space.
         let _ = file.set_len(*len);
         return Err(error);
     }
@@ -126,7 +127,7 @@ fn append(dir: &Path, open: &mut Option<(File, u64)>, line: &[u8]) -> std::io::R
     Ok(())
 }
 
-/// Opens a file for appending whole lines; cuts off a line that was not written to its end.
+/// Opens a file for appending whole lines; cuts off an incomplete last line.
 fn open_at_end(path: &Path) -> std::io::Result<(File, u64)> {
     let mut file = private::append(path)?;
     let all = file.metadata()?.len();
@@ -164,7 +165,7 @@ mod tests {
         let most = MAX_BYTES as usize / line(10_000).len();
         let mut file = EventFile::new(dir.path());
         for id in 0..3 * most as u64 {
-            // Most of them together: each write is synced.
+            // Most lines are written together, because each write is synced.
             file.waiting.push_back(line(id));
             if id % 500 == 0 {
                 file.write();

@@ -12,8 +12,7 @@ const SETTLING: Duration = Duration::from_secs(2);
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 impl Events {
-    /// Records the start of this program, which has had `hand_overs` others before it in its
-    /// process.
+    /// Records the start of this program. `hand_overs`: number of previous programs in its process.
     pub(crate) fn program_started(&self, hand_overs: u64) {
         use EventKind::{DaemonStarted, DaemonStopped, HandedOver};
         let last = self.last_of(&[DaemonStarted, DaemonStopped, HandedOver]);
@@ -36,7 +35,7 @@ impl Events {
         self.record(
             NewEvent::new(DaemonStarted, said).with("version", VERSION).with("after", after),
         );
-        // No clients are connected yet, so waiting delays none.
+        // No clients are connected yet, so this wait delays none.
         self.settle(SETTLING);
     }
 

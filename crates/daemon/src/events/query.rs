@@ -12,13 +12,13 @@ use time::format_description::well_known::Rfc3339;
 pub(crate) struct Query {
     /// Only about this volume.
     pub(crate) volume: Option<VolumeName>,
-    /// Only of these kinds; empty: of any.
+    /// Only events of these kinds; empty for all kinds.
     pub(crate) kinds: Vec<EventKind>,
-    /// Only since then.
+    /// Only events since this time.
     pub(crate) since: Option<OffsetDateTime>,
-    /// Only those with larger numbers.
+    /// Only events with larger numbers.
     pub(crate) after: EventId,
-    /// Most events that are returned: the newest ones.
+    /// Most events that are returned; the newest ones are.
     pub(crate) limit: usize,
 }
 
@@ -31,8 +31,8 @@ impl Default for Query {
 
 impl Query {
     /// Parses the query of a request, like
-    /// `volume=v&kind=degraded,recovered&since=1h&after=7&limit=100`, each part of which may be
-    /// absent.
+    /// `volume=v&kind=degraded,recovered&since=1h&after=7&limit=100`, each part of which is
+    /// optional.
     ///
     /// # Errors
     /// The part that cannot be understood.
@@ -63,7 +63,7 @@ impl Query {
         Ok(query)
     }
 
-    /// Whether an event is wanted, but for its number.
+    /// Returns whether an event matches, apart from its number.
     pub(super) fn wants(&self, event: &Event) -> bool {
         self.volume.as_ref().is_none_or(|volume| event.volume.as_ref() == Some(volume))
             && (self.kinds.is_empty() || self.kinds.contains(&event.kind))

@@ -1,5 +1,5 @@
-//! Follows the events: sends them to a client as server-sent events, as browsers and the command
-//! line read them.
+//! Sends events to a client as they happen, as server-sent events, which browsers and the command
+//! line read.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use tokio::time::timeout;
 use super::query::Query;
 use super::{Events, MAX_FOLLOWERS};
 
-/// The media type with which a client asks for this.
+/// The media type by which a client requests the stream.
 pub const MEDIA_TYPE: &str = "text/event-stream";
 
-/// Interval between lines when nothing happens, so that clients that are gone are noticed.
+/// Interval between lines when nothing happens, so that disconnected clients are noticed.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// Time without progress after which a client is cut off.
+/// Time without progress after which a client is disconnected.
 pub(crate) const STALLED: Duration = Duration::from_secs(30);
 
 /// The first message: milliseconds after which a client that has lost the connection connects
 /// again.
 pub(crate) const RETRY: &str = "retry: 1000\n\n";
 
-/// Messages that wait for a client.
+/// Most messages that wait for a client.
 const QUEUE: usize = 16;
 
-/// The events that one client follows.
+/// The stream of events to one client.
 pub(crate) struct Following {
     events: Arc<Events>,
     query: Query,
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Following {
 }
 
 impl Events {
-    /// Lets a client follow the events, beginning with those that `query` has already.
+    /// Begins a stream with those events that already match `query`.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] if too many do already.
@@ -74,7 +74,7 @@ impl Following {
             text = loop {
                 newest.borrow_and_update();
                 let (found, last) = events.batch(&query);
-                // A slow client misses nothing that is still there.
+                // A slow client still gets all events that are in memory.
                 (query.after, query.limit) = (query.after.max(last), usize::MAX);
                 if !found.is_empty() {
                     break found.iter().map(message).collect();
@@ -87,7 +87,7 @@ impl Following {
     }
 }
 
-/// Returns the message for an event. It has no type of its own, so that a page gets all with one
+/// Returns the message for an event. It has no event type, so that a page gets all events with one
 /// listener.
 fn message(event: &Event) -> String {
     let data = serde_json::to_string(event).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Attended work: jobs on devices that may never answer. A thread of its own runs the job to its
-//! end; the operation that waits for it may give up.
+//! Attended work: jobs on devices that may never answer. A separate thread runs the job to its end;
+//! the operation that waits for it may give up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::work::Work;
 /// Interval at which an operation checks whether to give up.
 const STEP: Duration = Duration::from_millis(25);
 
-/// Time limit for cancelled work to end by itself; then it is abandoned.
+/// Time limit for cancelled work to end by itself; after that it is abandoned.
 pub(super) const GIVING_UP: Duration = Duration::from_secs(1);
 
 /// State shared by a job and the operation that waits for it.
@@ -49,13 +49,14 @@ impl<T> Meeting<T> {
 }
 
 impl EngineHost {
-    /// Runs `job` for a volume, and waits for its end. When the work is cancelled, or a device that
-    /// the volume waits for has not answered for as long as the work allows, the work is withdrawn:
-    /// this returns, and the job ends without an effect when the device answers. If it has
-    /// committed already, it is late, and still waited for.
+    /// Runs `job` for a volume, and waits for its end. If the work is cancelled, or a device has
+    /// not answered for as long as the work allows, the work is withdrawn: this function returns,
+    /// and the job ends without an effect when the device answers. If the work has committed
+    /// already, it is late, and this function continues to wait for it.
     ///
     /// # Errors
-    /// The job's own, [`ErrorKind::Cancelled`], or one that names the device that does not answer.
+    /// The error of the job, [`ErrorKind::Cancelled`], or an error that names the device that does
+    /// not answer.
     pub(super) fn attended<T, E>(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -116,7 +117,7 @@ impl EngineHost {
         }
     }
 
-    /// Returns why work should not be waited for any longer, if so. `asked`: it was cancelled, and
+    /// Returns the reason to stop waiting for work, if there is one. `asked`: it was cancelled, and
     /// has not ended soon.
     fn why_given_up(&self, name: &VolumeName, work: &Work, asked: bool) -> Option<ApiError> {
         let wait = self.served.waits_for(name);

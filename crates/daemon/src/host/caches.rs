@@ -31,15 +31,16 @@ enum CacheKey {
 /// A slot for one cache, open or not. Its lock is held while the cache is inspected, opened or
 /// closed: only for as long as the cache device takes, and never while waiting for an origin.
 pub(super) struct CacheSlot {
-    /// Its number, the same on all lanes.
+    /// The number of the cache, the same on all lanes.
     pub(super) number: u64,
-    /// Whether its content is lost when it is closed.
+    /// Whether the content of the cache is lost when it is closed.
     pub(super) volatile: bool,
-    /// Whether the volumes of an open cache still have the UUIDs of those that it is a copy of.
+    /// Whether the volumes of an open cache still have the UUIDs of the cache of which it is a
+    /// copy.
     pub(super) is_copy: AtomicBool,
     notes: Arc<FileLedger>,
     open: Mutex<Option<Arc<Cache>>>,
-    /// Operations that may bring a volume here.
+    /// Number of operations that may add a volume to this cache.
     users: AtomicUsize,
     /// Stopped volumes; something may still wait for their origins.
     left: Mutex<Vec<Weak<Volume>>>,
@@ -55,17 +56,17 @@ impl Drop for CacheUse {
 }
 
 impl CacheSlot {
-    /// Locks the place, and returns the cache if it is open.
+    /// Locks the slot, and returns the cache if it is open.
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<Arc<Cache>>> {
         self.open.lock()
     }
 
-    /// Locks as [`CacheSlot::lock`] does, but fails at once if the place is locked.
+    /// Locks like [`CacheSlot::lock`], but fails at once if the slot is locked.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<Arc<Cache>>>> {
         self.open.try_lock()
     }
 
-    /// Locks as [`CacheSlot::lock`] does, but fails if the place stays locked for longer than
+    /// Locks like [`CacheSlot::lock`], but fails if the slot stays locked for longer than
     /// `patience`.
     pub(super) fn lock_within(
         &self,
@@ -92,14 +93,14 @@ impl CacheSlot {
     /// Notes a stopped volume.
     pub(super) fn note_left(&self, volume: &Arc<Volume>) {
         let mut left = self.left.lock();
-        // Prune here too, not only in queries: each entry keeps the memory of its volume, and many
-        // volumes leave a cache that stays open.
+        // Remove dead entries here too, not only in queries: each entry keeps the memory of its
+        // volume, and many volumes leave a cache that stays open.
         left.retain(|volume| volume.strong_count() > 0);
         left.push(Arc::downgrade(volume));
     }
 
-    /// Whether something still waits for the origin of a stopped volume; the cache cannot be closed
-    /// before that ends.
+    /// Returns whether something still waits for the origin of a stopped volume; the cache cannot
+    /// be closed before that ends.
     pub(super) fn is_lingering(&self) -> bool {
         let mut left = self.left.lock();
         left.retain(|volume| volume.strong_count() > 0);
@@ -118,7 +119,7 @@ pub(super) struct Caches {
     last: AtomicU64,
     /// The daemon's records of caches, open or not.
     pub(super) known: Arc<Known>,
-    /// Notes about volumes, for the case that their cache devices are lost.
+    /// Notes about volumes, in case their cache devices are lost.
     pub(super) notes: Arc<FileLedger>,
 }
 
@@ -135,8 +136,8 @@ impl Caches {
         places
     }
 
-    /// Returns the device of an open cache at another place that has one of these volumes: one of
-    /// the two is a copy.
+    /// Returns the device of an open cache in another slot that has one of these volumes: one of
+    /// the two caches is a copy.
     pub(super) fn other_with(&self, place: &CacheSlot, volumes: &[VolumeRecord]) -> Option<String> {
         let others = self.places().into_iter().filter(|other| other.number != place.number);
         others.into_iter().find_map(|other| {
@@ -154,10 +155,10 @@ impl Caches {
         }
     }
 
-    /// Returns the place of a cache device, a new one if necessary. RAM has one place per volume.
+    /// Returns the slot of a cache device, a new one if necessary. RAM has one slot per volume.
     ///
     /// # Errors
-    /// There is no such device.
+    /// The device does not exist.
     pub(super) fn place(
         &self,
         spec: &DeviceSpec,
@@ -187,7 +188,7 @@ impl Caches {
 /// volumes whose origins have grown.
 ///
 /// # Errors
-/// The engine's; the cache is then not open on any lane.
+/// The error of the engine; the cache is then not open on any lane.
 pub(super) fn open(
     lanes: &Lanes,
     place: &CacheSlot,
@@ -250,7 +251,7 @@ pub(super) fn open(
     Ok(cache)
 }
 
-/// Closes the cache at a place: everything becomes durable, the device is marked clean and, once
+/// Closes the cache in a slot: everything becomes durable, the device is marked clean and, once
 /// `cache` is dropped, released.
 ///
 /// # Errors

@@ -128,7 +128,7 @@ impl EngineHost {
         Ok(())
     }
 
-    /// Stores which blocks a volume's RAM tier holds, to prefetch them later.
+    /// Stores the list of blocks in a volume's RAM tier, to prefetch them later.
     pub(super) fn note_contents(&self, volume: &Definition) {
         if let Some(ram) = self.served.ram.get(&volume.name) {
             let tier = ram.tier();

@@ -26,7 +26,8 @@ use crate::planted::{self, PlantedBug};
 use crate::preflight::same_cache;
 use crate::work::{Effect, Work};
 
-/// A newly created file, deleted on drop unless it is kept, was replaced, or is in use.
+/// A newly created file. Dropping this deletes the file, unless it is kept, was replaced, or is in
+/// use.
 struct Made(Option<NewFile>);
 
 struct NewFile {
@@ -39,8 +40,7 @@ struct NewFile {
 }
 
 impl NewFile {
-    /// Deletes the file, if it is still the one that was created. The claim keeps others out
-    /// meanwhile.
+    /// Deletes the file if it is still the created one. The claim excludes other users meanwhile.
     fn delete(&self) -> Result<(), ApiError> {
         let _claimed = self.devices.claim(self.field, &self.spec.made())?;
         let failed = |error| io_error("cannot delete", &self.path, &error);
@@ -85,7 +85,7 @@ impl Drop for Made {
     }
 }
 
-/// A creation that has looked at the cache device.
+/// A creation that has examined the cache device.
 struct PendingCreation {
     host: Arc<EngineHost>,
     new: New,
@@ -166,7 +166,7 @@ impl Making for Arc<EngineHost> {
 }
 
 impl EngineHost {
-    /// Brings a new volume into the cache on its cache device, which is formatted where needed.
+    /// Adds a new volume to the cache on its cache device, which is formatted if necessary.
     fn bring_in(self: &Arc<Self>, new: &New) -> Result<(), ApiError> {
         let New { volume, seen, work, .. } = new;
         let (cache_spec, origin_spec) =
@@ -303,7 +303,7 @@ impl EngineHost {
         Ok((volume, copied))
     }
 
-    /// Returns the record of a volume that is adopted.
+    /// Returns the record of a volume that is to be adopted.
     fn to_adopt<'a>(
         &self,
         volume: &Definition,
@@ -451,8 +451,8 @@ impl EngineHost {
     }
 }
 
-/// Whether a cache belongs, according to the state, to the volumes whose cache device the new one
-/// shares.
+/// Returns whether a cache belongs, according to the state, to the volumes whose cache device the
+/// new one shares.
 fn is_theirs(new: &Definition, volumes: &[Definition], cache: Uuid) -> bool {
     let mut theirs = volumes.iter().filter(|other| same_cache(new, other));
     theirs.all(|other| other.cache_uuid.is_none_or(|known| known == cache))

@@ -19,8 +19,8 @@ impl EngineHost {
     ) -> Result<CurveReport, ApiError> {
         let running = self.served.get(name)?;
         let ram = self.served.ram.get(name);
-        // Copy the curve, so that lanes need not wait for the computation. The cache's own curve
-        // sees only the misses of RAM.
+        // Copy the curve, so that lanes need not wait for the computation. The curve of the cache
+        // itself sees only the misses of RAM.
         let (live, predictions) = match &ram {
             Some(ram) => (ram.tier().curve(), ram.tier().what_if()),
             None => (running.volume.curve(), running.volume.what_if()),
@@ -59,7 +59,7 @@ impl EngineHost {
         })
     }
 
-    /// Brings the curves of all served volumes up to date, and those of their RAM tiers.
+    /// Updates the curves of all served volumes and of their RAM tiers.
     pub(super) fn catch_up_curves(&self) {
         for (volume, running) in self.served.all() {
             running.volume.catch_up();
@@ -90,7 +90,7 @@ fn what_if(predictions: &[Prediction], (reads, writes): (u64, u64), block: u64) 
     Some(WhatIf { accesses: reads + writes, reads, rows: rows.collect() })
 }
 
-/// Returns the first difference to the present rules, as for `forebay set`.
+/// Returns the first difference from the present rules, in the form for `forebay set`.
 fn setting(now: &Rules, rules: &Rules, block: u64) -> Option<String> {
     if rules.policy != now.policy {
         return Some(format!("policy={}", rules.policy.name()));

@@ -1,4 +1,4 @@
-//! Deferred writes of served volumes: when they begin and end, and when all are written down.
+//! Deferred writes of served volumes: begins and ends deferral, and writes all deferred data down.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::ram::{RamTier, deferral};
 use super::report::last_error;
 use crate::work::Work;
 
-/// Time until data that could not be written down is tried again at the daemon's end.
+/// Pause before data that could not be written down is tried again, at the daemon's end.
 const AGAIN: Duration = Duration::from_millis(500);
 
 fn gone(name: &VolumeName) -> ApiError {
@@ -24,7 +24,8 @@ fn ignores_flush(how: Option<Deferral>) -> bool {
 }
 
 impl EngineHost {
-    /// Begins to defer the writes of a volume that has come up, if its settings say so.
+    /// Begins to defer the writes of a volume that has just been started, if its settings demand
+    /// it.
     ///
     /// # Errors
     /// The volume is gone already.
@@ -46,7 +47,7 @@ impl EngineHost {
         Ok(())
     }
 
-    /// Defers the writes of a volume as these settings say.
+    /// Defers the writes of a volume according to these settings.
     pub(super) fn defer_again(&self, name: &VolumeName, settings: &Settings) {
         let Some(ram) = self.served.ram.get(name) else { return };
         let (before, how) = (ram.tier().deferral(), deferral(settings));
@@ -59,7 +60,7 @@ impl EngineHost {
     /// Writes down all deferred writes of a volume.
     ///
     /// # Errors
-    /// The cache or the origin does not take them, or the work was cancelled; they still wait in
+    /// The cache or the origin rejects the data, or the work was cancelled; the data still waits in
     /// RAM.
     pub(super) fn write_down(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
         let Some(ram) = self.served.ram.get(name) else { return Ok(()) };
@@ -112,8 +113,8 @@ impl EngineHost {
         }
     }
 
-    /// Defers no more writes of a volume, and writes down those that wait. If that fails, writes
-    /// are deferred as before.
+    /// Stops deferring the writes of a volume, and writes down those that wait. If that fails,
+    /// writes are deferred as before.
     ///
     /// # Errors
     /// As for [`EngineHost::write_down`].
@@ -129,8 +130,8 @@ impl EngineHost {
         written
     }
 
-    /// Changes the tier of a volume as the settings say. The caller has writes deferred again, by
-    /// these settings or, after an error, by the old ones.
+    /// Changes the tier of a volume according to the settings. The caller must then defer writes
+    /// again, by these settings or, after an error, by the old ones.
     ///
     /// # Errors
     /// As for [`EngineHost::write_down`] and [`RamTier::change`].
@@ -152,10 +153,10 @@ impl EngineHost {
         ram.change(wanted)
     }
 
-    /// Ends the ignoring of flushes, and makes the data of ignored ones durable.
+    /// Stops ignoring flushes, and makes the data of ignored flushes durable.
     fn heed_flushes(&self, name: &VolumeName, tier: &Tier, work: &Work) -> Result<(), ApiError> {
         let Some(how) = tier.deferral().filter(|how| how.ignore_flush) else { return Ok(()) };
-        // This comes first, so that no flush is ignored after the write-down.
+        // Do this first, so that no flush is ignored after the write-down.
         tier.defer_writes(Some(Deferral { ignore_flush: false, ..how }));
         self.write_down(name, work)?;
         let own = name.clone();

@@ -22,7 +22,7 @@ pub trait Opener: Send + Sync {
 
 /// The devices of this machine, of NBD servers, and of Ceph clusters.
 pub(crate) struct SystemDevices {
-    /// Gives the memory that images of Ceph need.
+    /// Provides the memory that images of Ceph need.
     pub(crate) memory: Arc<MemoryBudget>,
 }
 
@@ -40,7 +40,7 @@ impl Opener for SystemDevices {
     }
 }
 
-/// Devices as operations open them. Clones share the door.
+/// Opens devices for operations. Clones share the opener.
 #[derive(Clone)]
 pub(super) struct Devices(Arc<dyn Opener>);
 
@@ -68,7 +68,7 @@ impl Devices {
         self.try_claim(access, spec).map_err(|error| faults::open(field, &error))
     }
 
-    /// Claims as [`Devices::claim_for`] does, and returns the error of the device.
+    /// Claims like [`Devices::claim_for`], and returns the error of the device.
     pub(super) fn try_claim(
         &self,
         access: Access,
@@ -86,12 +86,11 @@ impl Devices {
         self.0.open(spec, Access::Unlocked)
     }
 
-    /// Opens a device that is served without a cache; one that is write-protected is served for
-    /// reading only.
+    /// Opens a device that is served without a cache; a write-protected one is served read-only.
     pub(super) fn claim_raw(&self, spec: &DeviceSpec) -> Result<Arc<dyn Device>, ApiError> {
         const FIELD: &str = "--export-raw";
         self.claim(FIELD, spec).or_else(|error| {
-            // If writing is not in the way, the second attempt fails as well.
+            // If writing was not the obstacle, the second attempt fails as well.
             let device =
                 self.claim_for(Access::ReadOnly, FIELD, spec).map_err(|_| error.clone())?;
             tracing::warn!("it is served for reading only: {error}");

@@ -17,12 +17,12 @@ use super::paths::{Role, device, sentence};
 use super::report::ServedVolume;
 use crate::host_api::{Trouble, not_found_next};
 
-/// Time limit for looking paths up. A path on a file server that does not answer is skipped, and
-/// delays no other.
+/// Time limit for checking paths. A path on a file server that does not answer is skipped, and does
+/// not delay others.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 impl ServedVolume {
-    /// Returns the most serious displacement, as it was seen last. Quick.
+    /// Returns the most serious displacement at the last check. Quick.
     pub(super) fn displaced(&self) -> Option<(Trouble, String)> {
         Role::BOTH.into_iter().find_map(|role| {
             let found = self.paths.of(role).get()?;
@@ -39,8 +39,7 @@ impl ServedVolume {
         sentence(role, device.name(), found, &self.volume.name)
     }
 
-    /// Returns the displacements of origin and cache device for reports, as they were seen last.
-    /// Quick.
+    /// Returns the displacements of origin and cache device at the last check, for reports. Quick.
     pub(super) fn displaced_reports(&self) -> [Option<DisplacedReport>; 2] {
         Role::BOTH.map(|role| {
             let found = self.paths.of(role).get()?;
@@ -52,12 +51,14 @@ impl ServedVolume {
         })
     }
 
-    /// Whether dirty data of the cache is lost with the program, according to the last look. Quick.
+    /// Returns whether dirty data of the cache is lost with the program, according to the last
+    /// check. Quick.
     pub(super) fn is_lost_with_program(&self) -> bool {
         self.place.volatile || self.paths.of(Role::Cache).get().is_some()
     }
 
-    /// Returns an error if closing the origin loses its content, according to the last look. Quick.
+    /// Returns an error if closing the origin loses its content, according to the last check.
+    /// Quick.
     pub(super) fn loses_origin(&self) -> Option<ApiError> {
         let found = self.paths.of(Role::Origin).get();
         let lost = found.filter(|found| found.kind != DisplacedKind::Moved)?;
@@ -66,8 +67,8 @@ impl ServedVolume {
         Some(ApiError::new(ErrorKind::DataAtRisk, message))
     }
 
-    /// Has the next start ask which origin is meant, if the path of this one leads elsewhere, as it
-    /// was seen last.
+    /// Makes the next start ask which origin is meant, if the path of this one led elsewhere at the
+    /// last check.
     pub(super) fn note_displaced_origin(&self) {
         if self.paths.of(Role::Origin).get().is_some() {
             self.volume.leave_no_print();
@@ -84,11 +85,11 @@ impl ServedVolume {
     }
 
     /// Checks that a volume that has just stopped left everything under the paths of its devices,
-    /// which are still open. Looks, and may hang.
+    /// which are still open. Checks the paths now, and may hang.
     ///
     /// # Errors
-    /// [`ErrorKind::DataAtRisk`]: a path has come to lead elsewhere since the stop began; the
-    /// message names the device.
+    /// [`ErrorKind::DataAtRisk`]: a path leads elsewhere since the stop began; the message names
+    /// the device.
     pub(super) fn check_left(&self) -> Result<(), ApiError> {
         let (volume, dirty) = (&self.volume, self.volume.dirty_blocks());
         let (origin, cache) = (self.look(Role::Origin), self.look(Role::Cache));
@@ -119,8 +120,8 @@ impl ServedVolume {
 }
 
 impl EngineHost {
-    /// Looks at the paths of all devices, on a thread that may hang: this returns soon. Such a
-    /// thread keeps no device open but the one that it hangs at.
+    /// Checks the paths of all devices on a thread that may hang; this function returns soon. A
+    /// hanging thread keeps only the device open at which it hangs.
     pub(super) fn look_at_paths(&self) {
         let both = |(_, running): (_, ServedVolume)| {
             Role::BOTH.map(|role| {
@@ -144,7 +145,7 @@ impl EngineHost {
         running.look(Role::Origin)
     }
 
-    /// Checks that the path of a volume's origin leads to the device that a drain has written to.
+    /// Checks that the path of a volume's origin leads to the device to which a drain has written.
     ///
     /// # Errors
     /// [`ErrorKind::DataAtRisk`] with the finding and the remedy.
@@ -158,8 +159,7 @@ impl EngineHost {
             .map_err(|found| running.unsafe_origin(before, &found))
     }
 
-    /// Returns the step that has to precede the stop of a volume. `abandon`: its origin is given
-    /// up.
+    /// Returns the step that must precede the stop of a volume. `abandon`: its origin is given up.
     ///
     /// # Errors
     /// [`ErrorKind::DataAtRisk`] if the path of the origin leads elsewhere, with the finding and
@@ -181,7 +181,7 @@ impl EngineHost {
         displaced::before_stop(origin, cache).map_err(|found| running.unsafe_origin("", &found))
     }
 
-    /// Checks that the next program finds the devices of all volumes.
+    /// Checks that the next program will find the devices of all volumes.
     ///
     /// # Errors
     /// [`ErrorKind::DataAtRisk`].

@@ -1,5 +1,5 @@
-//! Writes down data that only RAM has, before the program ends or hands over: deferred writes, and
-//! caches in RAM.
+//! Writes down data that exists only in RAM before the program ends or hands over: deferred writes,
+//! and caches in RAM.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,17 +13,18 @@ use super::{CLOSE_PATIENCE, EngineHost};
 use crate::host_api::Definition;
 use crate::work::Work;
 
-/// Interval at which the progress of a drain is checked. Nothing is served at the end meanwhile.
+/// Interval at which the progress of a drain is checked. At the end of the program nothing is
+/// served meanwhile.
 const STEP: Duration = Duration::from_millis(10);
 
 /// Time limit for a cancelled drain to end.
 const GIVING_UP: Duration = Duration::from_secs(1);
 
-/// Time for which a stopped volume may still use its cache; after that, nothing is handed over
+/// Time for which a stopped volume may still use its cache; after that, a hand-over is refused
 /// because of it.
 const LINGERING: Duration = Duration::from_millis(500);
 
-/// Time until a drain that has left something is continued.
+/// Pause before an incomplete drain is continued.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// Why drains are made.
@@ -35,15 +36,15 @@ enum Occasion {
     End,
 }
 
-/// The drain of one volume, on a thread of its own.
+/// The drain of one volume, on a separate thread.
 struct Drain {
     volume: Definition,
     running: ServedVolume,
     work: Arc<Work>,
     thread: JoinHandle<Result<(), ApiError>>,
-    /// The least that was left so far, and the most that was taken, in bytes.
+    /// The smallest remaining amount so far, and the largest written amount, in bytes.
     best: (u64, u64),
-    /// When that changed.
+    /// The time at which these last changed.
     since: Instant,
 }
 
@@ -59,7 +60,7 @@ impl Drain {
         true
     }
 
-    /// Whether it has ended, or has to be left behind.
+    /// Returns whether the drain has ended or must be abandoned.
     fn is_over(&self) -> bool {
         self.thread.is_finished() || self.since.elapsed() >= CLOSE_PATIENCE + GIVING_UP
     }
@@ -104,7 +105,7 @@ impl EngineHost {
             Some(first) => Err(refused(first)),
             None => begin(),
         };
-        // A program that ends needs no writes deferred.
+        // A program that ends need not defer writes again.
         if begun.is_err() && goes_on() {
             for (volume, running) in self.served.all() {
                 self.defer_again(&volume.name, &running.volume.settings());
@@ -113,8 +114,8 @@ impl EngineHost {
         begun
     }
 
-    /// Checks that nothing is left of an operation that was given up: the next program could not
-    /// open the devices that it waits for.
+    /// Checks that no operation that was given up is still running: the next program could not open
+    /// the devices for which it waits.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`].
@@ -141,7 +142,7 @@ impl EngineHost {
     }
 
     /// Drains everything at the end of the program; returns the volumes that lose data, each with
-    /// its error. There is no time limit while the devices take anything.
+    /// its error. There is no time limit as long as the devices accept data.
     pub(super) fn drain_ram(self: &Arc<Self>) -> BTreeMap<VolumeName, ApiError> {
         let lost = self.drain_all(Occasion::End, &|| true);
         for (name, error) in &lost {
@@ -152,9 +153,9 @@ impl EngineHost {
         lost
     }
 
-    /// Disables deferral, and writes down data that only RAM has: all volumes at once, each until
-    /// it is done, has made no progress for [`CLOSE_PATIENCE`], or `goes_on` returns false. Returns
-    /// the errors.
+    /// Disables deferral, and writes down data that exists only in RAM: all volumes at once, each
+    /// until it is done, has made no progress for [`CLOSE_PATIENCE`], or `goes_on` returns false.
+    /// Returns the errors.
     fn drain_all(
         self: &Arc<Self>,
         occasion: Occasion,
@@ -215,7 +216,8 @@ impl EngineHost {
         Ok(Drain { volume, running, work, thread, best, since: Instant::now() })
     }
 
-    /// Writes down until nothing is left: requests that were in progress may have added something.
+    /// Writes down until nothing is left, because requests that were in progress may have added
+    /// data.
     fn drain_to_the_end(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -241,7 +243,7 @@ impl EngineHost {
         self.served.ram.get(name).is_some_and(|ram| ram.tier().has_deferred())
     }
 
-    /// Whether a volume has data that is lost with the program.
+    /// Returns whether a volume has data that is lost with the program.
     pub(super) fn has_only_in_ram(&self, name: &VolumeName) -> bool {
         let dirty_in_ram = |running: ServedVolume| {
             running.is_lost_with_program() && running.volume.dirty_blocks() > 0
@@ -249,7 +251,8 @@ impl EngineHost {
         self.has_deferred(name) || self.served.get(name).is_ok_and(dirty_in_ram)
     }
 
-    /// Returns how many bytes a volume has in RAM alone, and how many were written down so far.
+    /// Returns the number of bytes that a volume has only in RAM, and the number written down so
+    /// far.
     fn left_and_taken(&self, name: &VolumeName, running: &ServedVolume) -> (u64, u64) {
         let (volume, block) = (&running.volume, running.block_bytes());
         let (deferred, written) = self.served.ram.get(name).map_or((0, 0), |ram| {

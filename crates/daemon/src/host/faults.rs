@@ -29,8 +29,8 @@ pub(super) fn cancelled() -> ApiError {
     ApiError::new(ErrorKind::Cancelled, "cancelled; the volume is served as before")
 }
 
-/// Converts an error of the memory budget. Where a cache is created as well, this is the first of
-/// several holds, and the limit that it names is not enough for the others.
+/// Converts an error of the memory budget. If a cache is created as well, this is the first of
+/// several holds, so the limit that the error names is too low for all of them.
 pub(super) fn memory(error: OverLimit) -> ApiError {
     let mut error = engine(error.into());
     error.message.push_str("; a cache device that is created at the same time needs memory too");

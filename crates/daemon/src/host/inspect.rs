@@ -29,14 +29,14 @@ pub(super) enum CacheContent {
     Nothing,
     /// A cache.
     Cache(Box<Roots>),
-    /// A Forebay cache that cannot be used, and why.
+    /// A Forebay cache that cannot be used, for this reason.
     Unusable(String),
 }
 
 /// Inspects a device.
 ///
 /// # Errors
-/// It cannot be read.
+/// The device cannot be read.
 pub(super) async fn content(
     context: &LaneContext,
     device: &Arc<dyn Device>,
@@ -68,7 +68,7 @@ pub(super) fn record_of<'a>(
 /// Takes samples of an origin, up to the size that its volume knows.
 ///
 /// # Errors
-/// It cannot be opened.
+/// The origin cannot be opened.
 pub(super) async fn look(
     context: &LaneContext,
     origin: &Arc<dyn Device>,
@@ -78,9 +78,9 @@ pub(super) async fn look(
     Ok(SampledOrigin::take(origin, &queue, size.min(origin.size())).await)
 }
 
-/// Checks that `origin`, which has this `look`, is the one whose blocks the cache holds for the
-/// volume in `record`. `noted`: the cache device has missed changes, so that the origin may differ
-/// because of our own writes. Writes nothing.
+/// Checks that `origin`, with this `look`, is the one whose blocks the cache holds for the volume
+/// in `record`. `noted`: the cache device has missed changes, so that the origin may differ because
+/// of our own writes. Writes nothing.
 ///
 /// # Errors
 /// [`ErrorKind::Refused`] if the origin is too small or another device; [`ErrorKind::DataAtRisk`]
@@ -104,7 +104,7 @@ pub(super) async fn check_pair(
         );
         return Err(ApiError::new(ErrorKind::Refused, message));
     }
-    // With force, refuse only conditions that force cannot overcome.
+    // With force, refuse only what force cannot override.
     let Some(look) = look else { return Ok(()) };
     let trusted = roots.superblock.compat & CLEAN_DISTRUSTED == 0 && !noted;
     let verdict = recognise(record, look, &**origin, trusted).map_err(faults::engine)?;
@@ -137,7 +137,7 @@ pub(super) fn grown(
         });
         move || if own { Some(size) } else { look?()? }
     };
-    // All origins are asked in parallel, so that one that does not answer delays no other.
+    // All origins are queried in parallel, so that one that does not answer delays no other.
     let asked: Vec<_> = roots.volumes.iter().map(|record| (record, size_of(record))).collect();
     let sizes = asked.into_iter().filter_map(|(record, size)| Some((record, size()?)));
     let larger = sizes.filter(|(record, size)| *size > record.origin_bytes);

@@ -31,7 +31,7 @@ use super::shown::Shown;
 /// Time for which a device that was closed on a lane may still be in use.
 const RELEASE: Duration = Duration::from_secs(10);
 
-/// Time limit for lanes to end on which nothing runs any more.
+/// Time limit for the end of lanes on which nothing runs any more.
 const ENDING: Duration = Duration::from_secs(5);
 
 thread_local! {
@@ -85,7 +85,7 @@ impl LaneState {
         Ok(state)
     }
 
-    /// Returns a volume as clients see it, whether they may find it or not; `None`: it is not
+    /// Returns a volume as clients see it, whether or not they may find it; `None` if it is not
     /// served.
     pub(super) fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
         let volume = self.engines().iter().find_map(|engine| engine.target(name))?;
@@ -104,7 +104,7 @@ impl LaneState {
     /// Returns the cache at a place.
     ///
     /// # Errors
-    /// It is not open.
+    /// The cache is not open.
     pub(super) fn engine(&self, number: u64) -> Result<Rc<EngineLane>, ApiError> {
         let engines = self.engines.borrow();
         let found = engines.iter().find(|(known, _)| *known == number);
@@ -250,7 +250,7 @@ impl Lanes {
         Ok(Lanes { remotes, threads: Mutex::new(threads), memory: memory.clone(), clock })
     }
 
-    /// Returns the memory budget that they share.
+    /// Returns the memory budget that the lanes share.
     pub(super) fn memory(&self) -> &Arc<MemoryBudget> {
         &self.memory
     }
@@ -278,7 +278,7 @@ impl Lanes {
     /// Returns all lanes but the first, to help it recover a cache.
     pub(super) fn helpers(&self) -> Vec<Helper> {
         let open = |_: &Rc<Lane>, device: &Arc<dyn Device>| {
-            // Should it fail, joining the cache says why.
+            // If this fails, joining the cache reports the reason.
             HERE.with(|here| here.borrow().clone())?.context.open(device).ok()
         };
         self.remotes.iter().skip(1).map(|remote| Helper::new(remote.clone(), open)).collect()
@@ -342,28 +342,28 @@ impl Lanes {
         Ok(())
     }
 
-    /// Stops accepting clients and dismisses the present ones, within bounded time.
+    /// Stops accepting clients and dismisses the present ones, within a bounded time.
     pub(super) fn stop_serving(&self) {
         let stopping: Vec<Receiver<()>> = self
             .all()
             .map(|lane| self.begin(lane, |state| async move { state.stop_serving().await }))
             .collect();
-        // One limit for all lanes: a stop is bounded, however many of them do not answer.
+        // One limit for all lanes, so that a stop is bounded however many of them do not answer.
         let deadline = Instant::now() + DISMISSAL * 2;
         for stopped in stopping {
             let _ = stopped.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }
     }
 
-    /// Stops serving with the clients connected. [`Leaving::wait`] waits for it.
+    /// Stops serving, but keeps the clients connected. [`Leaving::wait`] waits for the end.
     pub(super) fn hand_over(&self) -> Leaving {
         let lanes = self.all();
         let begin = |lane| (lane, self.begin(lane, |state| async move { state.hand_over().await }));
         Leaving { late: lanes.map(begin).collect(), items: Vec::new() }
     }
 
-    /// Ends the lanes. Waits for them only if they are `idle`, and not for long: an operation on a
-    /// lost device may never end.
+    /// Ends the lanes. Waits for them only if they are `idle`, and not for long, because an
+    /// operation on a lost device may never end.
     pub(super) fn end(&self, idle: bool) {
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in &threads {
@@ -396,7 +396,7 @@ pub(super) struct Leaving {
 }
 
 impl Leaving {
-    /// Waits until the lanes have handed over, at most for `patience` in all.
+    /// Waits until the lanes have handed over, for at most `patience` in total.
     pub(super) fn wait(&mut self, patience: Duration) {
         let deadline = Instant::now() + patience;
         for (lane, left) in std::mem::take(&mut self.late) {
@@ -413,8 +413,8 @@ impl Leaving {
         }
     }
 
-    /// Returns the items that each of the front ends hands over, and the lanes that have handed
-    /// nothing over: their clients are disconnected.
+    /// Returns the items that each front end hands over, and the lanes that have handed over
+    /// nothing, whose clients are disconnected.
     pub(super) fn end(mut self, front_ends: usize) -> (Vec<Vec<HandedOver>>, Vec<usize>) {
         self.items.resize_with(front_ends, Vec::new);
         (self.items, self.late.into_iter().map(|(lane, _)| lane).collect())
@@ -431,12 +431,12 @@ pub(super) fn unfinished() -> ApiError {
 pub(super) struct Flag(Arc<AtomicBool>);
 
 impl Flag {
-    /// Raises it.
+    /// Raises the flag.
     pub(super) fn raise(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is raised.
+    /// Returns whether the flag is raised.
     pub(super) fn is_raised(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -451,7 +451,7 @@ mod tests {
 
     use super::*;
 
-    /// A front end that hands one client over on each lane, on the second one after a while.
+    /// A front end that hands over one client on each lane, on the second lane after a delay.
     struct Late(Duration);
 
     impl FrontEnd for Late {

@@ -14,7 +14,7 @@ impl EngineHost {
     pub(super) fn lost_of(&self, name: &VolumeName) -> LostReport {
         if let Ok(running) = self.served.get(name) {
             let volume = &running.volume;
-            // Data on a failed device may be unreadable, even if it could be read so far.
+            // Data on a failed device may be unreadable, even if reads have succeeded so far.
             if let Some(noted) = volume.noted_ranges() {
                 return report(name, true, true, noted);
             }

@@ -1,6 +1,6 @@
-//! Opens a cache and an origin together. The order matters: nothing is written before the two have
-//! been found to belong together, and the cache's place is not locked while waiting for the origin,
-//! so that other volumes can start and stop meanwhile.
+//! Opens a cache and an origin together. The order matters: nothing is written before the two are
+//! known to belong together, and the cache's slot is not locked while waiting for the origin, so
+//! that other volumes can start and stop meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -76,7 +76,7 @@ impl EngineHost {
         Ok(copied)
     }
 
-    /// Runs `run` while the cache of a place stays open, then closes the cache if it has no volume.
+    /// Runs `run` with the cache of a slot kept open, then closes the cache if it has no volume.
     pub(super) fn using<T, E>(
         self: &Arc<Self>,
         place: &Arc<CacheSlot>,
@@ -132,7 +132,8 @@ impl EngineHost {
         closed
     }
 
-    /// Starts a volume with a cache in RAM, which was drained before it was lost, and starts empty.
+    /// Starts a volume with a cache in RAM. The cache was drained before it was lost, so it starts
+    /// empty.
     fn bring_up_in_ram(
         &self,
         volume: &Definition,
@@ -190,7 +191,7 @@ impl EngineHost {
             })
         };
         let attached = attached.and_then(|attached| attached).inspect_err(|_| {
-            // A command that fails has changed nothing.
+            // A command that fails must have changed nothing.
             let is_copy = !renamed.is_empty() && open.volumes().is_empty();
             place.is_copy.store(is_copy, Ordering::SeqCst);
             if let Err(error) = self.rename(place, renamed) {
@@ -204,7 +205,7 @@ impl EngineHost {
             if let Err(error) =
                 effect.and_then(|effect| self.apply(place, &volume.name, wanted, &effect))
             {
-                // A volume that is only half started is stopped again.
+                // A volume that is only partly started is stopped again.
                 if let Err(error) = self.take_out(place, &attached) {
                     tracing::error!(volume = %volume.name, "cannot stop the half-started volume: {error}");
                 }
@@ -217,9 +218,9 @@ impl EngineHost {
         Ok(copied)
     }
 
-    /// Gives a volume that is adopted under another name that name, and a UUID of its own. The
-    /// volumes of its cache device get UUIDs as well if none of them is served, because the device
-    /// is a copy then. Returns the volume as it was before.
+    /// Gives the new name and a new UUID to a volume that is adopted under another name. The other
+    /// volumes of its cache device get new UUIDs as well if none of them is served, because the
+    /// device is a copy then. Returns the volume as it was before.
     fn take_name(
         &self,
         volume: &Definition,
@@ -259,8 +260,8 @@ impl EngineHost {
         })?
     }
 
-    /// Returns the cache of a volume; opens it if necessary. With the lock held it waits only for
-    /// the cache device: the lock is released while the origin is sampled.
+    /// Returns the cache of a volume; opens it if necessary. The lock is held only while waiting
+    /// for the cache device, and released while the origin is sampled.
     fn open_for(
         &self,
         volume: &Definition,
@@ -359,7 +360,7 @@ impl EngineHost {
         Err(ApiError::new(ErrorKind::Refused, message))
     }
 
-    /// Tells that an origin was written elsewhere.
+    /// Reports that an origin was written by another program.
     fn tell_change(&self, volume: &Definition, attached: &Volume) {
         let Some(check) = attached.checked.get().map(report::origin_check) else { return };
         if check.found != OriginFound::Changed {
@@ -386,8 +387,8 @@ impl EngineHost {
         self.events.record(event.with("milliseconds", milliseconds));
     }
 
-    /// Probes a device every second while the result lives, to distinguish a long recovery from a
-    /// device that does not answer.
+    /// Probes a device every second until the result is dropped, to distinguish a long recovery
+    /// from a device that does not answer.
     fn keep_asking(&self, device: &Arc<dyn Device>, name: &str) -> Asking {
         let flag = Flag::default();
         let (raised, device) = (flag.clone(), device.clone());
@@ -481,7 +482,7 @@ impl EngineHost {
         Ok(record)
     }
 
-    /// Refuses a cache device that lacks records which had been durable on it, unless by force.
+    /// Refuses a cache device that lacks records that had been durable on it, unless forced.
     fn check_position(
         &self,
         volume: &Definition,
@@ -502,8 +503,8 @@ impl EngineHost {
         is_ahead.map_or(Ok(Copied::Current), |known| Err(preflight::older(volume, found, known)))
     }
 
-    /// Returns the last known position of a volume's cache. A copy has a position of its own from
-    /// its adoption on.
+    /// Returns the last known position of a volume's cache. A copy has its own position from its
+    /// adoption on.
     fn known_position(&self, volume: &Definition, cache: Uuid) -> Option<Position> {
         let known = self.caches.known.position(volume.uuid, cache);
         known.filter(|_| volume.stored_as.is_none())
@@ -521,7 +522,7 @@ impl EngineHost {
                 state.engine(number)?.delete_stopped(&name, true).await.map_err(faults::engine)
             });
             match removed.and_then(|removed| removed) {
-                // It is tried again when the device is opened next.
+                // The removal is repeated when the device is next opened.
                 Ok(TableChange::ByDaemon) => {}
                 Ok(TableChange::OnDevice) => {
                     tracing::info!(
@@ -541,8 +542,8 @@ impl EngineHost {
     }
 }
 
-/// Refuses an origin that is not the one that a volume without a cache device had, unless by force.
-/// A link, or a name that the system gives to another disk, may lead the daemon to a file that its
+/// Refuses an origin that is not the one of a volume without a cache device, unless forced. A link,
+/// or a name that the system gives to another disk, could lead the daemon to a file that its
 /// clients must not read.
 fn check_identity(volume: &Definition, origin: &dyn Device, force: bool) -> Result<(), ApiError> {
     let now = origin.identity();
@@ -556,8 +557,8 @@ fn check_identity(volume: &Definition, origin: &dyn Device, force: bool) -> Resu
     other.allow(volume.name.as_str(), &volume.origin, 0).map_err(faults::engine)
 }
 
-/// Opens the device named in `field`, which was there before. Connecting to a server has the time
-/// limit of its requests; a device in use by another process is waited for if the work says so.
+/// Opens the device named in `field`, which existed before. Connecting to a server has the time
+/// limit of its requests; a device in use by another process is waited for if the work demands it.
 pub(super) fn claim_again(
     access: Access,
     devices: &Devices,

@@ -1,4 +1,5 @@
-//! Whether a device may be made a cache, and how the marks of its former owner are wiped before.
+//! Decides whether a device may be formatted as a cache, and wipes the marks of its former owner
+//! before that.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,22 +22,21 @@ use crate::host_api::{Definition, Existing};
 use crate::planted::{self, PlantedBug};
 use crate::work::{Effect, Work};
 
-/// Bytes at the start that are wiped: behind them there is a mark only where libblkid finds one.
-/// Second headers of LUKS are within the first 4 MiB, and the first two labels of ZFS within 512
-/// KiB.
+/// Bytes at the start that are wiped: further marks exist only where libblkid finds them. Second
+/// headers of LUKS are within the first 4 MiB, and the first two labels of ZFS within 512 KiB.
 const HEAD: u64 = 5 << 20;
 /// Bytes at the end that are wiped: the last two labels of ZFS, md's and DDF's superblocks, GPT's
 /// backup.
 const TAIL: u64 = 2 << 20;
-/// Offsets of btrfs's copies of its superblock. libblkid does not look there, but programs that
+/// Offsets of btrfs's copies of its superblock. libblkid does not check them, but programs that
 /// rescue a filesystem do.
 const BTRFS_COPIES: [u64; 2] = [64 << 20, 256 << 30];
 const PAGE: u64 = 4096;
-/// Most marks that are wiped one by one.
+/// Most marks that are wiped individually.
 const MOST_ROUNDS: usize = 64;
 /// Time limit for the origin's answer when a refusal is about to be explained.
 const EXPLAIN_WITHIN: Duration = Duration::from_secs(2);
-/// A partition of the disk may be looked at by the system's device manager at the moment.
+/// Attempts for partitions of the disk, which udev may be examining at the moment.
 const PARTITION_STEPS: u32 = 20;
 const PARTITION_STEP: Duration = Duration::from_millis(100);
 
@@ -44,7 +44,7 @@ const PARTITION_STEP: Duration = Duration::from_millis(100);
 pub(super) struct New {
     pub(super) volume: Definition,
     pub(super) existing: Existing,
-    /// The content of the device when the command was given. `None`: it is new, in RAM, or the
+    /// The content of the device when the command was given. `None` if it is new, in RAM, or the
     /// open cache of other volumes.
     pub(super) seen: Option<InspectedDevice>,
     /// The volumes of this daemon.
@@ -61,8 +61,8 @@ pub(super) struct InspectedDevice {
 }
 
 impl InspectedDevice {
-    /// Whether the device still has the content of an earlier look: the same volumes in the same
-    /// state, or else the same bytes.
+    /// Returns whether the device still has the content of an earlier inspection: the same volumes
+    /// in the same state, or else the same bytes.
     fn is_as(&self, earlier: &InspectedDevice) -> bool {
         match (&self.cache, &earlier.cache) {
             (Cache::Cache(now), Cache::Cache(then)) => {
@@ -105,13 +105,13 @@ impl InspectedDevice {
 
 /// Decides whether a device may be formatted. Without consent it must be blank, or hold a Forebay
 /// cache without volumes. With consent ([`Existing::Overwrite`]) it must still have the content
-/// that it had when the command was given, `earlier`. `volumes`: those of this daemon, whose caches
-/// are never overwritten, under any name of their devices. `is_deleted`: whether a volume has been
-/// deleted that the cache still lists.
+/// that it had when the command was given, `earlier`. `volumes` are those of this daemon; their
+/// caches are never overwritten, under any name of their devices. `is_deleted`: whether a volume
+/// was deleted that the cache still lists.
 ///
 /// # Errors
-/// [`ErrorKind::Refused`]: it is the cache of volumes of this daemon; [`ErrorKind::DataAtRisk`]: it
-/// holds something else, or has changed.
+/// [`ErrorKind::Refused`]: the device is the cache of volumes of this daemon;
+/// [`ErrorKind::DataAtRisk`]: it holds other data, or has changed.
 pub(super) fn may_format(
     seen: &InspectedDevice,
     earlier: Option<&InspectedDevice>,
@@ -161,7 +161,7 @@ pub(super) fn may_format(
 }
 
 impl EngineHost {
-    /// Looks at a device, however it was opened. Waits for it.
+    /// Inspects a device, however it was opened. Waits for it.
     pub(super) fn see(&self, device: &Arc<dyn Device>) -> Result<InspectedDevice, ApiError> {
         let own = device.clone();
         let cache = self
@@ -205,9 +205,8 @@ impl EngineHost {
         })?
     }
 
-    /// Looks at the cache device of a new volume before anything else waits: remembers the content
-    /// to which the operator consents, and refuses early where [`may_format`] would refuse in the
-    /// end.
+    /// Inspects the cache device of a new volume before anything else waits: remembers the content
+    /// to which the operator consents, and refuses early if [`may_format`] would refuse later.
     pub(super) fn see_first(self: &Arc<Self>, new: &mut New) -> Result<(), ApiError> {
         let New { volume, existing, seen: first, volumes, .. } = new;
         let (cache, origin) = (&spec("cache", &volume.cache)?, &spec("origin", &volume.origin)?);
@@ -233,7 +232,7 @@ impl EngineHost {
         Ok(())
     }
 
-    /// Whether an origin is there, answers soon, and is blank.
+    /// Returns whether an origin exists, answers soon, and is blank.
     fn is_blank_soon(self: &Arc<Self>, origin: &DeviceSpec) -> bool {
         if origin.remote().is_some() || is_missing(origin.path()) {
             return false;
@@ -243,8 +242,9 @@ impl EngineHost {
         within(EXPLAIN_WITHIN, look)().unwrap_or(false)
     }
 
-    /// Refuses, even with consent, a disk with a head whose content is known as the cache of a
-    /// blank disk without one: the two have most likely been exchanged, and the disk would be lost.
+    /// Refuses, even with consent, a rotational disk with known content as the cache of a blank
+    /// disk that is not rotational: the two have most likely been exchanged, and the data of the
+    /// former would be lost.
     pub(super) fn check_not_exchanged(
         &self,
         volume: &Definition,
@@ -277,15 +277,15 @@ impl EngineHost {
         self.fits(volume, device)?;
         // Barrier for invariant 32: a command that was reported as failed formats nothing later.
         let effect = work.commit().map_err(|_| faults::given_up())?;
-        // A mark between the samples is on a device that looks blank otherwise.
+        // A device that looks blank may still have a mark between the samples.
         if !(seen.content.blank && seen.content.marks.is_empty()) {
             self.wipe(device, &effect)?;
         }
         self.format(volume, device, &effect)
     }
 
-    /// Wipes all marks of former owners. The first bytes of the device come last, so that after a
-    /// crash it still shows its owner.
+    /// Wipes all marks of former owners. The first bytes of the device are wiped last, so that
+    /// after a crash it still shows its owner.
     fn wipe(&self, device: &Arc<dyn Device>, _: &Effect) -> Result<(), ApiError> {
         let shows_partitions = self.let_go_of_partitions(device)?;
         let size = device.size();
@@ -381,7 +381,7 @@ mod tests {
 
     use super::*;
 
-    /// A device whose only page holds this byte.
+    /// Returns the inspection of a device whose only page is filled with this byte.
     fn seen(byte: u8, marks: usize, cache: Cache) -> InspectedDevice {
         let mark = signature::named(&[&[0; 4086][..], b"SWAPSPACE2"].concat()).expect("known");
         let content = DeviceContent::look(
@@ -407,7 +407,7 @@ mod tests {
                     let blank = byte != 7 && marks == 0 && nothing;
                     let wanted = if blank { Ok(()) } else { Err(ErrorKind::DataAtRisk) };
                     assert_eq!(judge(&seen, Some(&seen), Existing::Spare), wanted);
-                    // Nothing was seen that consent could be about.
+                    // Without an inspection there is nothing to consent to.
                     assert_eq!(judge(&seen, None, Existing::Overwrite), wanted);
                     assert_eq!(judge(&seen, Some(&seen), Existing::Overwrite), Ok(()));
                 }

@@ -1,4 +1,4 @@
-//! The last look at the paths of devices, and its result in an operator's words.
+//! The last check of the paths of devices, and its result in words for operators.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use forebay_device::{Device, Displaced, DisplacedKind};
 use forebay_engine::{Cache, Volume};
 use forebay_threads::Mutex;
 
-/// The last look at the path of one device.
+/// The last check of the path of one device.
 pub(super) struct PathCheck {
     found: Mutex<Option<Displaced>>,
     /// A thread looks, and may hang.
@@ -31,7 +31,7 @@ pub(super) enum Role {
 impl Role {
     pub(super) const BOTH: [Role; 2] = [Role::Origin, Role::Cache];
 
-    /// Returns the name of a file that takes this role.
+    /// Returns the name of a file in this role.
     pub(super) fn name(self) -> &'static str {
         match self {
             Role::Cache => "cache device",
@@ -59,7 +59,7 @@ impl PathCheck {
         found
     }
 
-    /// Looks, unless another thread does.
+    /// Checks the path, unless another thread is doing so.
     pub(super) fn look_alone(&self, device: &dyn Device) {
         if !self.is_looking.swap(true, Ordering::Acquire) {
             self.look(device);

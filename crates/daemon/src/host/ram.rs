@@ -35,7 +35,7 @@ impl RamTiers {
         self.0.lock()
     }
 
-    /// Makes the tier of a volume that is about to come up, so that no client reaches the volume
+    /// Makes the tier of a volume that is about to be started, so that no client reaches the volume
     /// without it.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl RamTiers {
         all.iter().find(|(known, _)| known.as_str() == name).map(|(_, own)| own.tier.clone())
     }
 
-    /// Has the tiers give memory back while the system is short of it, on a thread that ends with
+    /// Makes the tiers return memory while the system is short of it, on a thread that ends with
     /// them.
     ///
     /// # Errors
@@ -112,7 +112,8 @@ impl RamTiers {
             let mut all = self.lock();
             all.extract_if(.., |known, _| known.as_str() == name).collect()
         };
-        // To unmap a large tier takes a while, and lanes look into the map when a client connects.
+        // Unmapping a large tier takes a while, and lanes use the map when a client connects, so
+        // this is done without the lock.
         for (_, own) in removed {
             own.tier.close();
         }
@@ -130,7 +131,7 @@ fn options(settings: &Settings) -> TierOptions {
     }
 }
 
-/// Returns how the settings have writes deferred; `None`: they do not.
+/// Returns how writes are deferred according to the settings; `None` if they are not.
 pub(super) fn deferral(settings: &Settings) -> Option<Deferral> {
     settings.defers_writes().then_some(Deferral {
         within: settings.defer,
@@ -140,7 +141,7 @@ pub(super) fn deferral(settings: &Settings) -> Option<Deferral> {
     })
 }
 
-/// Returns the most memory that data takes while it is written down.
+/// Returns the most memory that data takes while it is being written down.
 fn on_its_way(settings: &Settings) -> u64 {
     deferral(settings).map_or(0, |_| write_down::memory(settings.ram))
 }
@@ -192,8 +193,8 @@ impl RamTier {
         TierOptions { block: self.tier.block(), ..options(settings) } != self.tier.options()
     }
 
-    /// Takes another size, policy and strategy, and forgets all blocks if one of them changes;
-    /// freezes, empties or resumes the tier. The block size stays.
+    /// Changes size, policy and strategy, and forgets all blocks if one of them differs; freezes,
+    /// empties or resumes the tier. The block size stays.
     ///
     /// # Errors
     /// The daemon's memory limit does not allow it, or writes are deferred; nothing has changed
@@ -203,7 +204,8 @@ impl RamTier {
         let mut hold = self.hold.lock();
         let before = hold.bytes();
         let needed = self.tier.memory_after(&wanted) + on_its_way(settings);
-        // A locked tier has all of its memory, the old one until the new one has its own.
+        // A locked tier has all of its memory at once, and the old tier keeps its memory until the
+        // new one is complete.
         let replaced = wanted != self.tier.options();
         if replaced {
             check_lock(&wanted, needed)?;

@@ -15,7 +15,7 @@ use forebay_lane::Lane;
 /// A device and its export name, written `NAME=DEVICE`.
 #[derive(Clone, Debug)]
 pub struct RawExport {
-    /// Its export name.
+    /// The name of the export.
     pub name: VolumeName,
     /// The device.
     pub device: DeviceSpec,
@@ -37,7 +37,7 @@ pub(crate) fn names(exports: &[RawExport]) -> impl Iterator<Item = &VolumeName> 
     exports.iter().map(|export| &export.name)
 }
 
-/// A device as served by one lane.
+/// A device on one lane.
 pub(super) struct RawTarget {
     lane: Rc<Lane>,
     queue: Queue,

@@ -27,8 +27,7 @@ use super::settings;
 use super::shown::Shown;
 use crate::host_api::{Condition, Count, Definition, Trouble, VolumeUuids};
 
-/// Age up to which a block count is valid if a cache has several volumes: counting walks the whole
-/// index.
+/// Age limit of a block count if a cache has several volumes: counting visits the whole index.
 const COUNT_AGE: Duration = Duration::from_secs(2);
 
 /// A wait for a device is reported after this time.
@@ -37,13 +36,13 @@ const NOTICED: Duration = Duration::from_secs(3);
 /// A served volume.
 #[derive(Clone)]
 pub(super) struct ServedVolume {
-    /// The place of its cache.
+    /// The slot of the volume's cache.
     pub(super) place: Arc<CacheSlot>,
-    /// Its cache.
+    /// The volume's cache.
     cache: Arc<Cache>,
     /// The volume.
     pub(super) volume: Arc<Volume>,
-    /// The last looks at the paths of its devices.
+    /// The last checks of the paths of the volume's devices.
     pub(super) paths: Arc<Paths>,
 }
 
@@ -53,17 +52,17 @@ impl ServedVolume {
         self.cache.store.block_size().bytes()
     }
 
-    /// Returns its cache.
+    /// Returns the volume's cache.
     pub(super) fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// Returns the store of its cache.
+    /// Returns the store of the volume's cache.
     pub(super) fn store(&self) -> &Store {
         &self.cache.store
     }
 
-    /// Returns its UUIDs; `None` if its cache is in RAM.
+    /// Returns the volume's UUIDs; `None` if its cache is in RAM.
     pub(super) fn identity(&self) -> Option<VolumeUuids> {
         let records = self.store().volumes();
         let record = records.iter().find(|record| record.id == self.volume.id)?;
@@ -71,7 +70,7 @@ impl ServedVolume {
         (!self.place.volatile).then_some(VolumeUuids { volume: record.uuid, cache })
     }
 
-    /// Returns the identity of its origin if its cache is in RAM.
+    /// Returns the identity of the volume's origin if its cache is in RAM.
     pub(super) fn origin_identity(&self) -> Option<forebay_core::Identity> {
         let records = self.store().volumes();
         let record = records.into_iter().find(|record| record.id == self.volume.id)?;
@@ -90,7 +89,7 @@ struct VolumeEntry {
 struct Awaited {
     since: Instant,
     device: String,
-    /// Why it could not be opened, the last time that this was tried.
+    /// Why the last attempt to open the device failed.
     cause: Option<String>,
 }
 
@@ -115,7 +114,8 @@ impl VolumeEntry {
 pub(super) struct Wait<'a>(&'a Served, &'a VolumeName);
 
 impl Wait<'_> {
-    /// The device could not be opened, and this is tried again. The first time of a wait is logged.
+    /// Records that the device could not be opened and will be tried again. The first failure of a
+    /// wait is logged.
     pub(super) fn fails(&self, cause: &ApiError) {
         let is_first = self.0.lock().get_mut(self.1).is_some_and(|entry| {
             entry.wait.as_mut().is_some_and(|wait| wait.cause.replace(cause.to_string()).is_none())
@@ -198,7 +198,7 @@ impl Served {
         Wait(self, name)
     }
 
-    /// Restarts the clock of those waiting for a device that has answered: they wait for a long
+    /// Restarts the clock of volumes that wait for a device that has answered: they wait for a long
     /// operation, not for a dead device.
     pub(super) fn answered(&self, device: &str) {
         for wait in self.lock().values_mut().filter_map(|entry| entry.wait.as_mut()) {
@@ -227,7 +227,7 @@ impl Served {
         served.collect()
     }
 
-    /// Returns a volume that something is done to, if there is one.
+    /// Returns a volume on which an operation is in progress, if there is one.
     pub(super) fn unsettled(&self) -> Option<VolumeName> {
         let all = self.lock();
         let settled =
@@ -242,7 +242,7 @@ impl Served {
         }
     }
 
-    /// Has clients find a volume, until it is removed.
+    /// Makes a volume visible to clients, until it is removed.
     pub(super) fn show(&self, name: &VolumeName) {
         let all = self.lock();
         if all.contains_key(name) {
@@ -262,7 +262,7 @@ impl Served {
         self.ram.remove(name.as_str());
     }
 
-    /// Gives up all volumes, so that their devices are closed when nothing else uses them.
+    /// Drops all volumes, so that their devices are closed when nothing else uses them.
     pub(super) fn let_go(&self) {
         let running: Vec<_> =
             self.lock().values_mut().filter_map(|entry| entry.running.take()).collect();
@@ -273,7 +273,7 @@ impl Served {
     /// Returns a served volume.
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`] if it is not served.
+    /// [`ErrorKind::Refused`] if the volume is not served.
     pub(super) fn get(&self, name: &VolumeName) -> Result<ServedVolume, ApiError> {
         let running = self.lock().get(name).and_then(|entry| entry.running.clone());
         running.ok_or_else(|| {
@@ -387,8 +387,8 @@ impl Served {
     }
 }
 
-/// Returns the cached blocks of a volume, as of now or as last counted; `None`: they were not
-/// counted yet.
+/// Returns the number of cached blocks of a volume, counted now or at the last count; `None` if it
+/// was not counted yet.
 fn cached_blocks(running: &ServedVolume, count: Count) -> Option<u64> {
     let (cache, id) = (&running.cache, running.volume.id);
     match cache.store.volumes().len() {
@@ -547,7 +547,7 @@ fn device_trouble(running: &ServedVolume) -> Option<(Trouble, String)> {
         .or_else(|| volume.origin_read_error().map(as_(Trouble::OriginFailed)))
 }
 
-/// Returns the dirty data that cannot be read any more.
+/// Returns the ranges of dirty data that cannot be read any more.
 fn lost_ranges(running: &ServedVolume) -> Vec<ByteRange> {
     byte_ranges(running.volume.bad_ranges())
 }
@@ -574,7 +574,7 @@ fn errors(running: &ServedVolume) -> ErrorReport {
     }
 }
 
-/// Describes for how long the cache device has not answered; `None` if it answers.
+/// Describes how long the cache device has not answered; `None` if it answers.
 fn hung(running: &ServedVolume) -> Option<String> {
     let seconds = running.cache.health().hung_for()?.as_secs();
     let device = running.cache.store.device().name();

@@ -12,7 +12,7 @@ use forebay_threads::Mutex;
 
 use crate::planted::{self, PlantedBug};
 
-/// The volumes that clients may find. Lanes look at it, so it is not locked while anything waits.
+/// The volumes that clients may find. Lanes use it, so its lock is never held during a wait.
 #[derive(Default)]
 pub(super) struct Shown(Mutex<BTreeSet<String>>);
 
@@ -22,12 +22,12 @@ impl Shown {
         self.0.lock().insert(name.to_string());
     }
 
-    /// Has new clients not find it.
+    /// Hides a volume from new clients.
     pub(super) fn hide(&self, name: &VolumeName) {
         self.0.lock().remove(name.as_str());
     }
 
-    /// Whether clients may find it.
+    /// Returns whether clients may find a volume.
     pub(super) fn has(&self, name: &str) -> bool {
         self.0.lock().contains(name) || planted::has(PlantedBug::SeenBeforeStored)
     }

@@ -15,15 +15,15 @@ use super::{CLOSE_PATIENCE, DISMISSAL, EngineHost, faults};
 use crate::hand_over::Items;
 use crate::host_api::{Closing, Definition};
 
-/// Time for which a stopped volume, or an abandoned operation, may still use its cache; then the
-/// cache is left open. Also the time that closing a cache may take beyond its limit.
+/// Time for which a stopped volume, or an abandoned operation, may still use its cache; after that
+/// the cache is left open. Also the time that closing a cache may take beyond its limit.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The result of stopping everything.
 struct ShutdownResult {
     /// Volumes that may lose acknowledged writes, or did not stop in order.
     failed: BTreeSet<VolumeName>,
-    /// The places of volumes that did not stop in order.
+    /// Numbers of the slots of volumes that did not stop in order.
     places: BTreeSet<u64>,
     /// The first error.
     result: Result<(), ApiError>,
@@ -68,8 +68,8 @@ fn cut_off(failed: &BTreeSet<VolumeName>, front_end: &dyn FrontEnd, items: &mut 
     }
 }
 
-/// Notes the volume of each part of a hand-over, because another volume may have its name when the
-/// part is taken over. Inherited parts are labelled already.
+/// Records the volume of each part of a hand-over, because another volume may have its name when
+/// the part is taken over. Inherited parts already have this record.
 fn identify(
     identities: &BTreeMap<String, String>,
     front_end: &dyn FrontEnd,
@@ -86,9 +86,8 @@ fn until<T>(end: Instant, result: &Receiver<T>) -> Option<T> {
 }
 
 impl Closing for Arc<EngineHost> {
-    /// Dismisses clients, drains caches in RAM
-    /// while that makes progress, then stops all volumes and closes all caches, each within
-    /// [`CLOSE_PATIENCE`].
+    /// Dismisses clients, drains caches in RAM as long as that makes progress, then stops all
+    /// volumes and closes all caches, each within [`CLOSE_PATIENCE`].
     fn shut_down(&self) -> Result<(), ApiError> {
         self.lanes.stop_serving();
         let ended = self.close_everything();
@@ -108,7 +107,7 @@ impl Closing for Arc<EngineHost> {
         let mut leaving = self.lanes.hand_over();
         leaving.wait(DISMISSAL * 3);
         let (ended, in_order) = self.close_caches();
-        // A lane that was late may have answered its clients by now. When the lanes end, it is too
+        // A lane that was late may have answered its clients by now; once the lanes end, it is too
         // late.
         leaving.wait(GRACE);
         self.end_lanes(in_order);
@@ -161,15 +160,15 @@ impl EngineHost {
     /// went in order as well.
     fn close_caches(self: &Arc<Self>) -> (ShutdownResult, bool) {
         let mut ended = ShutdownResult::default();
-        // What only a cache without its path has is written back first.
+        // Dirty data on a cache device without a path is written back first.
         self.note_lost_origins(&mut ended);
         for (name, error) in self.drain_ram() {
             ended.fail(&name, error);
         }
-        // The time limit begins anew for the stop and the steps after it.
+        // The time limit starts again for the stop and the steps after it.
         self.ending.advances();
         let mut in_order = self.stop_all(&mut ended);
-        // Once more while the devices are open, for those that have lost their paths meanwhile.
+        // Check again while the devices are open, for those that have lost their paths meanwhile.
         self.note_lost_origins(&mut ended);
         self.forget_tiers(&mut ended);
         in_order &= self.close_all(&mut ended);
@@ -187,8 +186,7 @@ impl EngineHost {
         }
     }
 
-    /// Looks where all paths lead. A file that was removed is lost when the end of everything
-    /// closes it.
+    /// Checks where all paths lead. A file that was removed is lost when the shutdown closes it.
     fn note_lost_origins(&self, ended: &mut ShutdownResult) {
         self.look_at_paths();
         for (volume, running) in self.served.all() {
@@ -278,10 +276,10 @@ impl EngineHost {
         places.into_iter().filter(open).collect()
     }
 
-    /// Closes all caches concurrently. Returns whether everything went in order. A cache is left
-    /// open if it has a volume that did not stop, if something still waits for the origin of a
-    /// volume, or if an abandoned operation may yet change it. Flushed writes are durable on such a
-    /// cache, and the next start recovers it.
+    /// Closes all caches concurrently. Returns whether all closed in order. A cache is left open if
+    /// it has a volume that did not stop, if something still waits for the origin of a volume, or
+    /// if an abandoned operation may still change it. Flushed writes are durable on such a cache,
+    /// and the next start recovers it.
     fn close_all(self: &Arc<Self>, ended: &mut ShutdownResult) -> bool {
         let end = Instant::now() + CLOSE_PATIENCE;
         let closing: Vec<_> = self
@@ -304,11 +302,11 @@ impl EngineHost {
         in_order
     }
 
-    /// Closes the cache at a place, if it is open and nothing uses it any more. Returns whether it
+    /// Closes the cache in a slot, if it is open and nothing uses it any more. Returns whether it
     /// is closed. `reported`: a volume on it is known not to have stopped.
     ///
     /// # Errors
-    /// It is left open because of a volume, or not all of it could be made durable.
+    /// The cache is left open because of a volume, or not all of it could be made durable.
     fn close_place(&self, place: &Arc<CacheSlot>, reported: bool) -> Result<bool, ApiError> {
         let Some(mut cache) = place.lock_within(CLOSE_PATIENCE) else {
             return Err(ApiError::failed("a cache device does not answer"));
@@ -341,11 +339,10 @@ impl EngineHost {
     }
 }
 
-/// Returns how the closing of a cache went, on a thread of its own, which is waited for until
-/// `end`.
+/// Returns the result of closing a cache on a separate thread, for which this waits until `end`.
 ///
 /// # Errors
-/// Those of the thread, or there was none, it panicked, or it has not ended.
+/// The errors of the thread; or it could not be started, has panicked, or has not ended.
 fn end_of_closing(
     closing: std::io::Result<JoinHandle<Result<bool, ApiError>>>,
     end: Instant,

@@ -1,4 +1,4 @@
-//! Volumes that are stopped, on their cache devices.
+//! Volumes that are stopped, as they are on their cache devices.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::known::Position;
 use crate::work::Work;
 
 impl EngineHost {
-    /// Looks whether a stopped volume is on its cache device.
+    /// Checks whether a stopped volume is on its cache device.
     pub(super) fn holds_now(
         self: &Arc<Self>,
         volume: &Definition,
@@ -89,7 +89,7 @@ impl EngineHost {
     }
 }
 
-/// Whether a record belongs to this volume, and not to another one of the same name.
+/// Returns whether a record belongs to this volume, and not to another one of the same name.
 fn is_it(volume: &Definition, record: &forebay_format::VolumeRecord) -> bool {
     record.name == volume.name.as_str() && volume.uuid.is_none_or(|uuid| uuid == record.uuid)
 }

@@ -26,7 +26,7 @@ pub(super) fn spec(field: &str, text: &str) -> Result<DeviceSpec, ApiError> {
     text.parse().map_err(|error| ApiError::invalid(field, error))
 }
 
-/// Parses as [`spec`] does, for a device that must exist already.
+/// Parses like [`spec`], for a device that must exist already.
 pub(super) fn made(field: &str, text: &str) -> Result<DeviceSpec, ApiError> {
     spec(field, text).map(|spec| spec.made())
 }
@@ -145,8 +145,8 @@ impl EngineHost {
         }
     }
 
-    /// Changes the settings of a volume: `next` makes them of the present ones, and is asked when
-    /// no other change of its cache comes in between.
+    /// Changes the settings of a volume: `next` derives them from the present ones, and is called
+    /// without another change of its cache in between.
     pub(super) fn apply(
         &self,
         place: &CacheSlot,
@@ -161,9 +161,9 @@ impl EngineHost {
         })?
     }
 
-    /// Returns the changes that make `wanted` of the present settings of a volume, except for
-    /// settings that volumes of its cache share. These are read from the state when they are
-    /// applied, because commands for other volumes may have changed them since.
+    /// Returns the changes that turn the present settings of a volume into `wanted`. Settings that
+    /// volumes of its cache share are not taken from `wanted` but from the state at the time of the
+    /// change, because commands for other volumes may have changed them since.
     pub(super) fn with_newest(
         &self,
         name: &VolumeName,
@@ -235,7 +235,7 @@ impl EngineHost {
         settled.and_then(|settled| settled).and(left)
     }
 
-    /// Stops a served volume; it is no longer served afterwards, even if that fails.
+    /// Stops a served volume; it is no longer served afterwards, even after an error.
     fn take_away(&self, name: &VolumeName, running: ServedVolume) -> Result<(), ApiError> {
         let stopped = self.take_out(&running.place, &running.volume);
         self.served.remove(name);
@@ -254,8 +254,8 @@ impl EngineHost {
 
     /// Dismisses the clients of a volume that has left its cache, and its RAM tier.
     fn dismiss(&self, place: &CacheSlot, volume: &Arc<Volume>) {
-        // This comes first: dismissing waits for clients with unanswered requests, and a shutdown
-        // during that time has to know that the volume is still there.
+        // Do this first: dismissing waits for clients with unanswered requests, and a shutdown
+        // during that time must know that the volume is still there.
         place.note_left(volume);
         self.served.ram.remove(&volume.name);
         let (number, id) = (place.number, volume.id);
@@ -433,7 +433,7 @@ impl EngineHost {
     }
 
     /// Starts a volume that is to be deleted, so that its dirty blocks can be written back. Returns
-    /// the remains if the volume is deleted thereby.
+    /// the remains if this deletes the volume.
     fn bring_up_to_delete(
         self: &Arc<Self>,
         volume: &Definition,

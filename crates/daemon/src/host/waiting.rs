@@ -22,7 +22,7 @@ const STEP: Duration = Duration::from_millis(25);
 
 #[derive(Default)]
 struct WaitState {
-    /// Blocks left plus one; 0: nothing has been reported yet.
+    /// Number of remaining blocks plus one; 0 if nothing has been reported yet.
     left: AtomicU64,
     cancelled: AtomicBool,
 }
@@ -53,10 +53,10 @@ impl Lanes {
     /// Runs `job` on the first lane and waits for it. Each time the job reports how many blocks of
     /// `block_bytes` are left, it learns whether the work was cancelled. The job is never dropped,
     /// because other requests may wait for a commit or a sync that it has started. If a cancelled
-    /// job waits for a device, this returns and the job completes by itself.
+    /// job waits for a device, this function returns and the job completes by itself.
     ///
     /// # Errors
-    /// The job's own, or [`ErrorKind::Cancelled`].
+    /// The error of the job, or [`ErrorKind::Cancelled`].
     pub(super) fn watch<F>(
         &self,
         work: &Work,

@@ -1,10 +1,9 @@
-//! Leaves out messages that repeat, as the kernel does: a disk that fails must not fill the
-//! journal.
+//! Leaves out repeated messages, like the kernel: a disk that fails must not fill the journal.
 //!
-//! Messages of one kind come from one place in the program and name one volume and one device. Of
-//! one kind [`BURST`] are logged in [`WINDOW`], and, as long as there are too many, one in each
-//! window that follows. A line says how many were left out. Levels below `info` are not limited,
-//! because they are requested for a search and needed completely.
+//! Messages of one kind come from one place in the program and name the same volume and device.
+//! [`BURST`] messages of a kind are logged per [`WINDOW`]; as long as there are too many, one is
+//! logged in each following window. A line reports how many were left out. Levels below `info` are
+//! not limited, because they are enabled to search for a fault and needed completely.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -19,20 +18,20 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Messages of one kind that are logged in one window.
+/// Messages of one kind that are logged per window.
 const BURST: u64 = 10;
 
 /// Length of a window.
 const WINDOW: Duration = Duration::from_secs(30);
 
-/// Most kinds that are distinguished; beyond that, messages from one place in the program are one
-/// kind.
+/// Most kinds that are distinguished; beyond that, all messages from one place in the program are
+/// one kind.
 const MAX_KINDS: usize = 1024;
 
-/// Most bytes of a message that are repeated in the line about those left out.
+/// Most bytes of a message that are repeated in the line about omitted ones.
 const SAMPLE: usize = 200;
 
-/// Fields that tell kinds apart.
+/// Fields that distinguish kinds.
 const ABOUT: [&str; 4] = ["volume", "device", "cache", "origin"];
 
 /// The target of lines about the log itself and of panics, which are not limited.
@@ -42,7 +41,7 @@ pub(super) const TARGET: &str = "forebay::log";
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct MessageKind {
     site: Identifier,
-    /// A hash of the volume and the device that they name.
+    /// A hash of the volume and the device that the message names.
     about: u64,
 }
 
@@ -53,7 +52,7 @@ struct MessageWindow {
     burst: u64,
     logged: u64,
     left_out: u64,
-    /// The first that was left out.
+    /// The first message that was left out.
     sample: String,
 }
 
@@ -66,7 +65,7 @@ impl MessageWindow {
 #[derive(Default)]
 struct WindowTable {
     windows: HashMap<MessageKind, MessageWindow>,
-    /// Numbers and samples of windows that have ended.
+    /// Counts and samples of windows that have ended.
     ended: Vec<(u64, String)>,
 }
 
@@ -82,7 +81,7 @@ impl Limit {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a message of this kind is to be logged now; `sample` returns its text.
+    /// Returns whether a message of this kind may be logged now; `sample` returns its text.
     fn admits(&self, now: Instant, mut kind: MessageKind, sample: impl FnOnce() -> String) -> bool {
         let mut table = self.table();
         let WindowTable { windows, ended } = &mut *table;
@@ -109,8 +108,8 @@ impl Limit {
         false
     }
 
-    /// Takes the lines about windows that are over. A window with too many messages is followed by
-    /// one that allows few.
+    /// Takes the lines about windows that have ended. After a window with too many messages, the
+    /// next one allows fewer.
     fn take(&self, now: Instant, all: bool) -> Vec<(u64, String)> {
         let mut table = self.table();
         let WindowTable { windows, ended } = &mut *table;
@@ -128,12 +127,12 @@ impl Limit {
         std::mem::take(ended)
     }
 
-    /// Logs how many messages were left out in windows that are over.
+    /// Logs how many messages were left out in windows that have ended.
     pub(super) fn sweep(&self, now: Instant) {
         say(self.take(now, false));
     }
 
-    /// Logs it for all windows.
+    /// Logs these lines for all windows.
     pub(super) fn finish(&self) {
         say(self.take(Instant::now(), true));
     }
@@ -150,7 +149,7 @@ fn say(left_out: Vec<(u64, String)>) {
     }
 }
 
-/// The part of the subscriber that asks.
+/// The layer of the subscriber that applies the limit.
 pub(super) struct LimitLayer(pub(super) Arc<Limit>);
 
 impl<S: Subscriber> Layer<S> for LimitLayer {
@@ -243,8 +242,8 @@ mod tests {
         MessageKind { site: Identifier(&SITE), about }
     }
 
-    /// Feeds messages of a kind at a rate per second; returns how many are logged, and the lines
-    /// about the others.
+    /// Logs messages of a kind at a rate per second; returns the number of logged messages, and the
+    /// lines about the others.
     fn feed(
         limit: &Limit,
         begin: Instant,
@@ -269,7 +268,7 @@ mod tests {
         let burst = std::iter::once(1000).chain([0; 100]);
         assert_eq!(feed(&limit, begin + 2 * WINDOW, burst), (10, vec![990]));
         assert_eq!(limit.left_out(), 990);
-        // After a quiet time there is room for a burst again.
+        // After a quiet time a full burst is allowed again.
         assert_eq!(feed(&limit, begin + 10 * WINDOW, [10]), (10, vec![]));
     }
 

@@ -1,8 +1,8 @@
-//! Writes the log on a thread of its own, so that no other thread waits for the log's reader or for
-//! a full disk.
+//! Writes the log on a separate thread, so that no other thread waits for the log's reader or for a
+//! full disk.
 //!
-//! Lines wait in a queue of [`MAX_BYTES`]. If it is full the oldest are dropped, and the log says
-//! how many once it can be written again, in the place where they are missing.
+//! Lines wait in a queue of [`MAX_BYTES`]. If it is full, the oldest lines are dropped. Once the
+//! log can be written again, it states their number at the place where they are missing.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -15,16 +15,16 @@ use tracing_subscriber::fmt::MakeWriter;
 /// Most bytes that wait to be written.
 const MAX_BYTES: usize = 256 << 10;
 
-/// Pause of the thread if stderr takes nothing and another process has made it non-blocking.
+/// Pause of the thread if stderr accepts nothing and another process has made it non-blocking.
 const PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Default)]
 struct LineQueue {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Lines that were dropped, and that the log has not mentioned yet.
+    /// Number of lines that were dropped and not yet mentioned in the log.
     dropped: u64,
-    /// The thread has taken a line and has not written it to its end.
+    /// Whether the thread has taken a line and has not written it completely.
     writing: bool,
 }
 
@@ -40,7 +40,7 @@ impl Outlet {
     /// Starts the thread that writes to `to`; it ends with the process.
     ///
     /// # Errors
-    /// There is no thread left.
+    /// The system has no threads left.
     pub(super) fn write_to(self: &Arc<Self>, to: impl Write + Send + 'static) -> io::Result<()> {
         let own = self.clone();
         let thread = std::thread::Builder::new().name("log".to_owned());
@@ -51,7 +51,7 @@ impl Outlet {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends a line with its end. Waits for nothing.
+    /// Appends a line with its end. Does not wait.
     pub(super) fn push(&self, line: Vec<u8>) {
         let mut queue = self.queue();
         queue.bytes += line.len();
@@ -65,7 +65,7 @@ impl Outlet {
         self.changed.notify_all();
     }
 
-    /// Notes that lines were dropped, by this program or by the one before it in this process.
+    /// Records that lines were dropped, by this program or by the previous one in this process.
     pub(super) fn note_dropped(&self, lines: u64) {
         self.count_dropped(&mut self.queue(), lines);
     }
@@ -80,8 +80,9 @@ impl Outlet {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Waits until everything is written, at most for `time`. Returns how many lines the log lacks
-    /// and does not say so: those that still wait, and those that were dropped before them.
+    /// Waits until everything is written, for at most `time`. Returns the number of lines that the
+    /// log lacks without stating so: those that still wait, and those that were dropped before
+    /// them.
     pub(super) fn flush(&self, time: Duration) -> u64 {
         let end = Instant::now() + time;
         let mut queue = self.queue();
@@ -110,7 +111,7 @@ impl Outlet {
     }
 
     fn write_all(&self, mut to: impl Write) {
-        // A line was cut off by an error, and has no end.
+        // Whether a line was cut off by an error, so that it has no end.
         let mut cut = false;
         loop {
             let (missing, line) = self.next();
@@ -138,10 +139,10 @@ impl Outlet {
     }
 }
 
-/// Writes everything, for as long as that takes.
+/// Writes all bytes, however long that takes.
 ///
 /// # Errors
-/// It cannot be written: whether some of it was.
+/// The bytes cannot be written. The value says whether some of them were.
 fn write(to: &mut impl Write, bytes: &[u8]) -> Result<(), bool> {
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -156,7 +157,7 @@ fn write(to: &mut impl Write, bytes: &[u8]) -> Result<(), bool> {
     Ok(())
 }
 
-/// Takes one message: the subscriber hands over each as a whole.
+/// Collects one message: the subscriber passes each as a whole.
 pub(super) struct MessageWriter(Arc<Outlet>);
 
 impl Write for MessageWriter {
@@ -187,8 +188,8 @@ mod tests {
 
     use super::*;
 
-    /// Passes each written piece on when the test asks for it, and waits until then; an empty piece
-    /// is a full disk.
+    /// Passes on each written piece when the test requests it, and blocks until then; an empty
+    /// piece stands for a full disk.
     struct Reader(std::sync::mpsc::SyncSender<Vec<u8>>);
 
     impl Write for Reader {
@@ -243,7 +244,7 @@ mod tests {
 
     #[test]
     fn lines_lost_on_a_full_disk_are_reported_once_there_is_space() {
-        /// Takes ten bytes of the first line, then nothing until the disk has space again.
+        /// Accepts ten bytes of the first line, and then nothing until the disk has space again.
         struct Full(Arc<AtomicU64>, std::sync::mpsc::SyncSender<Vec<u8>>);
         impl Write for Full {
             fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

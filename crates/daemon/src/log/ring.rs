@@ -38,7 +38,7 @@ impl Ring {
     }
 }
 
-/// Writes one message: the subscriber hands over each as a whole.
+/// Collects one message: the subscriber passes each as a whole.
 pub(super) struct LineWriter(Arc<Ring>);
 
 impl Write for LineWriter {

@@ -18,7 +18,7 @@ const PATH: &str = "/metrics";
 /// Most connections at a time.
 pub(crate) const MAX_CONNECTIONS: usize = 8;
 
-/// Answers one request to the address `bound`; its body, if any, is not read.
+/// Answers one request to the address `bound`; a body is not read.
 pub(crate) async fn answer<B>(
     request: Request<B>,
     bound: Option<SocketAddr>,
@@ -43,8 +43,8 @@ pub(crate) async fn answer<B>(
     }
 }
 
-/// Refuses requests of pages of other sites. Scrapers reach an address of the network by any name,
-/// so only the name of a loopback address is known.
+/// Refuses requests of pages of other sites. Scrapers may use any name for an address of the
+/// network, so names are checked only for a loopback address.
 fn check_sender(headers: &HeaderMap, bound: Option<SocketAddr>) -> Result<(), ApiError> {
     match bound {
         Some(bound) if bound.ip().is_loopback() => guard::check("--metrics", headers, bound),
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(judged("127.0.0.1:9633", &[]), refused);
         assert_eq!(judged("127.0.0.1:9633", &[("host", "127.0.0.1:9633")]), Ok(()));
         assert_eq!(judged("127.0.0.1:9633", &[("host", "localhost:9633")]), Ok(()));
-        // A scraper names a machine of its network as it likes.
+        // A scraper may use any name for a machine of its network.
         assert_eq!(judged("192.0.2.1:9633", &[("host", "node.example:9633")]), Ok(()));
         let site = [("host", "node.example:9633"), ("sec-fetch-site", "cross-site")];
         assert_eq!(judged("192.0.2.1:9633", &site), refused);

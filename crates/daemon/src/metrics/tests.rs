@@ -22,7 +22,7 @@ fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// A report in which nothing is absent.
+/// Returns a report in which no field is absent.
 fn full(name: &str) -> VolumeReport {
     let name = name.parse().expect("valid");
     let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
@@ -63,8 +63,7 @@ struct Family {
     lines: usize,
 }
 
-/// Reads OpenMetrics, as strictly as it is written: families follow each other, with their lines
-/// behind their heads.
+/// Parses OpenMetrics strictly: families follow each other, each with its lines after its head.
 fn read(text: &str) -> BTreeMap<String, Family> {
     let (mut all, mut name) = (BTreeMap::<String, Family>::new(), String::new());
     let lines = text.strip_suffix("# EOF\n").expect("the end").lines();
@@ -205,7 +204,7 @@ fn the_documentation_has_every_metric() {
     compare(&path, found, &table, || format!("{before}{BEGIN}{table}{END}{after}"));
 }
 
-/// Runs promtool on a text or a file; `None`: there is no promtool.
+/// Runs promtool on a text or a file; `None` if promtool is not installed.
 fn promtool(words: &[&str], input: &str) -> Option<(bool, String)> {
     let spawned = Command::new("promtool")
         .args(words)
@@ -261,7 +260,7 @@ fn the_dashboard_uses_metrics_that_exist() {
     check_names(&page);
 }
 
-/// Every word that looks like a metric has to be one.
+/// Checks that every word that looks like a metric is one.
 fn check_names(text: &str) {
     let mut known = BTreeSet::new();
     for metric in ALL {

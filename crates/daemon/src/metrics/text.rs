@@ -1,4 +1,4 @@
-//! Metrics as text: the classic format of Prometheus, and OpenMetrics 1.0 for clients that ask for
+//! Metrics as text: the classic format of Prometheus, and OpenMetrics 1.0 for clients that request
 //! it.
 //!
 //! Both are written by the same calls. They differ in the names after `# TYPE`, in units, and at
@@ -11,7 +11,7 @@ use forebay_core::{LATENCY_BOUNDS_US, LatencyCounts};
 /// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MetricKind {
-    /// A number that only grows until its volume or the daemon is started again.
+    /// A number that only grows until its volume or the daemon is restarted.
     Counter,
     /// A number that changes in both directions.
     Gauge,
@@ -24,15 +24,15 @@ pub(super) enum MetricKind {
 /// A metric, as the table declares it.
 #[derive(Debug)]
 pub(super) struct Metric {
-    /// Its name, without the suffix that its kind adds.
+    /// The name, without the suffix that the kind adds.
     pub(super) name: &'static str,
-    /// Its kind.
+    /// The kind of the metric.
     pub(super) kind: MetricKind,
-    /// Its unit, with which its name ends; empty: it has none.
+    /// The unit, with which the name ends; empty if there is none.
     pub(super) unit: &'static str,
-    /// The names of its labels, in the order in which their values are given.
+    /// The names of the labels, in the order of their values.
     pub(super) labels: &'static [&'static str],
-    /// Its meaning, in half a sentence.
+    /// The meaning, in half a sentence.
     pub(super) help: &'static str,
 }
 
@@ -57,7 +57,7 @@ impl Format {
             let (mut weight, mut version) = (1.0, None);
             for (key, value) in parts.filter_map(|part| part.split_once('=')) {
                 match (key.trim(), value.trim().trim_matches('"')) {
-                    // A weight that is none asks for nothing.
+                    // An invalid weight counts as no request for the format.
                     ("q" | "Q", value) => weight = value.parse().unwrap_or(0.0),
                     ("version", value) => version = Some(value),
                     _ => {}
@@ -94,7 +94,8 @@ pub(super) struct MetricsWriter {
 }
 
 impl MetricsWriter {
-    /// Begins a text of about `bytes` bytes, because a text that grows is copied again and again.
+    /// Begins a text of about `bytes` bytes. A good estimate avoids that the text is copied
+    /// repeatedly while it grows.
     pub(super) fn new(format: Format, bytes: usize, first: &'static Metric) -> Self {
         let mut writer =
             MetricsWriter { text: String::with_capacity(bytes), format, family: first };
@@ -102,8 +103,8 @@ impl MetricsWriter {
         writer
     }
 
-    /// Begins a family; the values that follow belong to it. Values of one family must follow each
-    /// other.
+    /// Begins a family. The following values belong to it; all values of one family must be written
+    /// together.
     pub(super) fn begin(&mut self, family: &'static Metric) {
         self.family = family;
         let Metric { name, kind, unit, help, .. } = *family;
@@ -138,7 +139,7 @@ impl MetricsWriter {
 
     /// Writes a latency distribution. Its sum and the bounds are in seconds.
     pub(super) fn latencies(&mut self, labels: &[&str], counts: &LatencyCounts) {
-        // All but the bound is the same on every line, and there are many.
+        // Only the bound differs between the lines, and there are many, so the rest is copied.
         let begin = self.text.len();
         self.head("_bucket", labels);
         if self.text.ends_with('}') {
@@ -208,7 +209,7 @@ impl MetricsWriter {
     }
 }
 
-/// Appends the value of a label, in which three characters have to be escaped.
+/// Appends the value of a label, with three characters escaped.
 fn escape(text: &mut String, value: &str) {
     let mut rest = value;
     while let Some(at) = rest.find(['\\', '"', '\n']) {

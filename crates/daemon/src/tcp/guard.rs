@@ -8,7 +8,7 @@ use hyper::header::{HOST, HeaderMap, HeaderName, ORIGIN};
 
 use crate::http::{check_origin, single};
 
-/// The header in which a browser names the site whose page sends a request.
+/// The header in which a browser states the relation of the requesting page's site.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Refuses requests of pages of other sites. `option` names the option with the address that
@@ -20,7 +20,7 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 pub(crate) fn check(option: &str, headers: &HeaderMap, bound: SocketAddr) -> Result<(), ApiError> {
     let host = single(headers, HOST)?.map(str::trim);
     if !host.is_some_and(|host| is_own(host, bound.ip())) {
-        // A site can have its own name point to this machine, but cannot hide it.
+        // A site can make its own name resolve to this machine, but cannot hide the name.
         let message =
             format!("the Host header is foreign; use the address of {option}, or 'localhost'");
         return Err(ApiError::new(ErrorKind::Forbidden, message));
@@ -29,8 +29,8 @@ pub(crate) fn check(option: &str, headers: &HeaderMap, bound: SocketAddr) -> Res
     check_origin(single(headers, ORIGIN)?, host)
 }
 
-/// Refuses requests that a browser marks as those of pages of other sites, by any name that the
-/// client uses.
+/// Refuses requests that a browser marks as those of pages of other sites, whatever name the client
+/// uses.
 ///
 /// # Errors
 /// As [`check`].
@@ -44,14 +44,14 @@ pub(crate) fn check_site(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// Whether a host is this one. The port may be another, as behind a tunnel.
+/// Returns whether a host is this machine. The port may differ, for example behind a tunnel.
 fn is_own(host: &str, bound: IpAddr) -> bool {
     let address = match host.parse::<SocketAddr>() {
         Ok(address) => Some(address.ip()),
         Err(_) => host.trim_matches(['[', ']']).parse().ok(),
     };
     match address {
-        // No site has an address for its name.
+        // No site has an address as its name.
         Some(address) => address.is_loopback() || address == bound || bound.is_unspecified(),
         None => {
             let (name, port) = host.split_once(':').unwrap_or((host, "80"));

@@ -1,4 +1,4 @@
-//! Places of connections: a connection without a use makes room for a new one.
+//! Places of connections: an unused connection gives way to a new one.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::task::AbortHandle;
 
-/// The event that a connection waits for. Connections make room for others in this order.
+/// What a connection waits for. Connections give way to others in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ConnectionPhase {
     /// The end of its request.
@@ -28,11 +28,11 @@ struct ConnectionEntry {
 #[derive(Debug)]
 pub(super) struct Places {
     most: usize,
-    /// By number; lower ones are older.
+    /// Connections by number; lower ones are older.
     taken: Mutex<(u64, BTreeMap<u64, ConnectionEntry>)>,
 }
 
-/// A place, until it is dropped.
+/// The place of a connection, until this is dropped.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
     places: Arc<Places>,
@@ -49,9 +49,9 @@ impl Places {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place for a client. If all are taken, the task of another connection is aborted: of
-    /// the address with the most connections the one with the least use, and of those the oldest.
-    /// Returns `None` if no connection can make room.
+    /// Takes a place for a client. If all are taken, aborts the task of another connection: of the
+    /// address with the most connections, the least used one, and among those the oldest. Returns
+    /// `None` if no connection can give way.
     pub(super) fn take(self: &Arc<Self>, peer: IpAddr) -> Option<ConnectionPermit> {
         let mut guard = self.taken();
         let (next, taken) = &mut *guard;
@@ -74,7 +74,7 @@ impl Places {
         Some(ConnectionPermit { places: self.clone(), number })
     }
 
-    /// Names the task that ends when the place `number` is needed.
+    /// Sets the task that ends when the place `number` is needed.
     pub(super) fn ends_with(&self, number: u64, task: AbortHandle) {
         if let Some(taken) = self.taken().1.get_mut(&number) {
             taken.task = Some(task);

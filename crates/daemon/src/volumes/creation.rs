@@ -17,7 +17,8 @@ use crate::state::{Remembered, put};
 use crate::work::Work;
 
 impl Volumes {
-    /// `chose_policy`: the request names the replacement policy; it is not just the default.
+    /// Creates a volume. `chose_policy`: the request names the replacement policy; it is not only
+    /// the default.
     pub(super) fn create_now(
         &self,
         mut volume: Definition,
@@ -30,7 +31,7 @@ impl Volumes {
             let others = self.definitions();
             let existing = self.examine(&mut volume, &others, chose_policy, force)?;
             let claim = self.claims.new_volume("create", &volume, existing)?;
-            // A creation that has ended in between claims nothing any more.
+            // A creation that has ended meanwhile no longer has a claim.
             if self.definitions() == others {
                 work.hold(claim);
                 break (existing, others);
@@ -48,8 +49,8 @@ impl Volumes {
             Ok(())
         })?;
         if let Err(error) = attempt(|| begun.create()) {
-            // Without a commit nothing was created, nor will be. With one it may be on the cache
-            // device.
+            // Without a commit nothing was created, and nothing will be. With one, the volume may
+            // be on the cache device.
             if work.committed().is_none() {
                 self.forget_deleted(uuid, work);
                 return Err(error);
@@ -60,10 +61,9 @@ impl Volumes {
             let sharing = self.sharing(&volume);
             self.host.note_positions();
             let mut entry = self.remembered(volume.clone());
-            // Write the state before clients find the volume, so that their writes are there after
-            // a crash.
+            // Write the state before clients find the volume, so that their writes survive a crash.
             self.state.complete(work, |volumes, known| {
-                // Another command may have changed them since.
+                // Another command may have changed the shared settings since.
                 join(volumes, &sharing, &mut entry.volume);
                 put(volumes, entry);
                 known.deleted.remove(&uuid);
@@ -106,7 +106,7 @@ impl Volumes {
         let Some(other) = others.iter().find(|other| preflight::same_cache(volume, other)) else {
             return Ok(if force { Existing::Overwrite } else { Existing::Spare });
         };
-        // They share one policy, which a new volume does not change.
+        // The volumes share one policy, which a new volume does not change.
         let there = other.settings.policy;
         if chose_policy && volume.settings.policy != there {
             let reason = format!(
@@ -122,8 +122,8 @@ impl Volumes {
         Ok(Existing::Join)
     }
 
-    /// Deletes a new volume that could not be stored or exported. The state has it as deleted
-    /// meanwhile.
+    /// Deletes a new volume that could not be stored or exported. Meanwhile the state lists it as
+    /// deleted.
     fn delete_unfinished(&self, volume: &Definition, uuid: Uuid, work: &Work) {
         let name = &volume.name;
         let _ = self.withdraw(name, &ExportSet::NONE, ("stop", true));
@@ -145,7 +145,7 @@ impl Volumes {
         }
     }
 
-    /// Checks that a volume to be adopted under another name is none that this daemon has.
+    /// Checks that a volume to be adopted under another name is not one of this daemon's.
     fn check_copy(&self, volume: &Definition, stored: &VolumeName) -> Result<(), ApiError> {
         let refused =
             |message: String| Err(ApiError::new(ErrorKind::Refused, message).about("name"));
@@ -167,8 +167,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// Adopts a volume that a cache device holds. The volume may be stored already if it is not
-    /// served: its devices may have new names.
+    /// Adopts a volume on a cache device. The volume may be stored already if it is not served,
+    /// because its devices may have new names.
     pub(super) fn adopt_now(
         &self,
         mut volume: Definition,
@@ -194,7 +194,7 @@ impl Volumes {
             // Another volume of this name, on another cache, must not be replaced.
             volume.uuid = own.first().and_then(|own| own.uuid);
         }
-        // Detects a state that cannot be written before anything is changed.
+        // Detect a state that cannot be written before anything is changed.
         self.state.check(work)?;
         let copied = self.host.adopt(&mut volume, force, work)?;
         self.note_failure(&name, None);

@@ -13,16 +13,16 @@ use crate::planted::{self, PlantedBug};
 use crate::state::{Remembered, entry_of};
 use crate::work::Work;
 
-/// Time limit of a delete with discarded dirty blocks for the volume's devices. The volume is
-/// deleted by then in any case.
+/// Time limit for the volume's devices in a delete that discards dirty blocks. The volume is then
+/// deleted in any case.
 const PARTING_PATIENCE: Duration = Duration::from_secs(3);
 
 impl Volumes {
-    /// Removes a volume, and with `wipe` the marks of Forebay on its cache device. With `force` its
-    /// clients and the users of its block device are cut off.
+    /// Removes a volume and, with `wipe`, the marks of Forebay on its cache device. With `force`
+    /// its clients and the users of its block device are disconnected.
     ///
     /// # Errors
-    /// There is no such volume, or it is busy or in use.
+    /// The volume does not exist, or is busy or in use.
     pub(crate) fn delete(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -48,7 +48,7 @@ impl Volumes {
     /// Deletes a volume whose dirty blocks are written to the origin first.
     fn delete_drained(&self, volume: &Definition, work: &Arc<Work>) -> Result<(), ApiError> {
         let name = &volume.name;
-        // Tells a restarted daemon why the cache no longer contains the volume.
+        // Recorded so that a restarted daemon knows why the cache no longer contains the volume.
         let mut was_deleting = false;
         let begin = |entry: &mut Remembered| {
             was_deleting = std::mem::replace(&mut entry.deleting, true);
@@ -56,11 +56,11 @@ impl Volumes {
         self.state.edit(name, work, begin)?;
         let remains = attempt(|| self.host.delete(volume, false, work)).inspect_err(|_| {
             if work.committed().is_some() && !planted::has(PlantedBug::DeletionForgotten) {
-                // The volume may have been struck from its cache device. A start that finds it
-                // there takes this back.
+                // The volume may have been removed from its cache device. A start that finds it
+                // there reverts this.
                 return;
             }
-            // An earlier deletion that was interrupted may have struck the volume.
+            // An earlier interrupted deletion may have removed the volume.
             self.undo(work, |volumes| {
                 entry_of(volumes, name)?.deleting = was_deleting;
                 Ok(())
@@ -125,8 +125,8 @@ impl Volumes {
     }
 
     /// Checks which of the stopped volumes whose deletion was interrupted are still on their cache
-    /// devices, in an operation each. The others are removed from the state. Volumes that were
-    /// served are checked when they are started.
+    /// devices, in a separate operation for each. The others are removed from the state. Volumes
+    /// that were served are checked when they are started.
     pub(super) fn settle_deletions(self: &Arc<Self>) {
         let interrupted = |entry: &Remembered| entry.deleting && !entry.started;
         for Remembered { volume, .. } in self.state.volumes().into_iter().filter(interrupted) {

@@ -1,4 +1,4 @@
-//! Exports of volumes that are more than a name at the daemon's addresses: block devices.
+//! Exports that are more than a volume's name at the daemon's addresses: block devices.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -31,7 +31,7 @@ impl Volumes {
     }
 
     /// Returns the set with the block device that `auto` means for a volume: the one that it has,
-    /// or else the best that is possible here. `auto` means none beside one that is listed.
+    /// or else the best one that this host supports. Beside a listed one, `auto` adds none.
     fn resolved(&self, name: &VolumeName, set: &ExportSet) -> ExportSet {
         let automatic = FrontEndKind::AUTOMATIC;
         if !set.is_auto() || automatic.iter().any(|kind| set.has(*kind)) {
@@ -51,8 +51,8 @@ impl Volumes {
         }
     }
 
-    /// Checks that neither device of a volume is a block device by which this daemon exports one:
-    /// its lanes would wait for themselves.
+    /// Checks that neither device of a volume is a block device that this daemon exports: its lanes
+    /// would wait for themselves.
     ///
     /// # Errors
     /// [`ErrorKind::Refused`].
@@ -63,15 +63,15 @@ impl Volumes {
         })
     }
 
-    /// Checks as [`Volumes::check_own_devices`] does, for a new volume, and also that no device is
-    /// an export of this daemon by another way, which would end before the volume.
+    /// Checks like [`Volumes::check_own_devices`], for a new volume, and also that no device is an
+    /// export of this daemon by another protocol, which would end before the volume.
     ///
     /// # Errors
     /// [`ErrorKind::Refused`].
     pub(super) fn check_own_exports(&self, volume: &Definition) -> Result<(), ApiError> {
         self.check_own_devices(volume)?;
         self.check_own(volume, |field, device, name| {
-            // Whichever clients it takes now, it may take others later.
+            // Whichever clients it accepts now, it may accept others later.
             let uris =
                 self.front_ends.iter().flat_map(|it| it.describe(name.as_str(), NbdReach::All));
             let files = self.front_ends.iter().filter_map(|it| it.device(name.as_str()));
@@ -98,7 +98,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Makes paths of sockets and links to devices again that something else has removed.
+    /// Recreates paths of sockets and links to devices that another program has removed.
     pub(super) fn restore_paths(&self) {
         for front_end in &self.front_ends {
             front_end.restore_paths();
@@ -111,7 +111,7 @@ impl Volumes {
                 if link::make(name.as_str(), &path).is_some() {
                     tracing::warn!(link = %link.display(), "the link to a device was removed, and is made again");
                 }
-                // It may have been withdrawn meanwhile, with its link.
+                // The device may have been withdrawn meanwhile, with its link.
                 if look().is_none_or(|now| now.path != path) {
                     link::remove(&link, &path);
                 }
@@ -122,17 +122,17 @@ impl Volumes {
     /// Checks whether volumes can be exported by these front ends at all.
     ///
     /// # Errors
-    /// What is missing.
+    /// The reason why they cannot.
     pub(super) fn check_exports(&self, set: &ExportSet) -> Result<(), ApiError> {
         let mut all = self.front_ends_of(set);
         all.try_for_each(|front_end| front_end.check()).map_err(|error| export_error(&error))
     }
 
-    /// Exports a served volume as its settings say. Until that succeeds, reports say why it did
-    /// not.
+    /// Exports a served volume according to its settings. Until that succeeds, reports state the
+    /// reason.
     ///
     /// # Errors
-    /// A front end did not export it; it stays served.
+    /// A front end did not export it; the volume stays served.
     pub(super) fn publish(&self, volume: &Definition) -> Result<(), ApiError> {
         let name = &volume.name;
         self.host.show(name);
@@ -155,8 +155,8 @@ impl Volumes {
     /// Removes the exports of a volume, except those in `keep`.
     ///
     /// # Errors
-    /// One of them is in use, never with `force`; the message says that `verb` has this as an
-    /// option. Those before it are removed: [`Volumes::publish_again`] brings them back.
+    /// One of the exports is in use, never with `force`; the message says that `verb` has this as
+    /// an option. Earlier ones are removed: [`Volumes::publish_again`] restores them.
     pub(super) fn withdraw(
         &self,
         name: &VolumeName,
@@ -172,10 +172,11 @@ impl Volumes {
         Ok(())
     }
 
-    /// Has the exports of a volume take no more clients of those that its next settings exclude.
+    /// Stops the exports of a volume from accepting clients that its next settings exclude.
     ///
     /// # Errors
-    /// It has such clients; [`Volumes::publish_again`] restores the exports that are changed.
+    /// The volume has such clients; [`Volumes::publish_again`] restores the exports that were
+    /// changed.
     fn narrow(&self, next: &Definition, kept: &ExportSet) -> Result<(), ApiError> {
         let mut kept = self.front_ends_of(kept);
         let narrowed = kept.try_for_each(|it| it.narrow(next.name.as_str(), &next.settings));
@@ -192,8 +193,8 @@ impl Volumes {
         }
     }
 
-    /// Applies settings to a served volume, and exports it as they say. If that fails, the volume
-    /// is left as it was.
+    /// Applies settings to a served volume, and exports it accordingly. If that fails, the volume
+    /// is left unchanged.
     ///
     /// # Errors
     /// The settings cannot be applied, or an export that they remove is in use.
@@ -252,8 +253,8 @@ impl Volumes {
         }
     }
 
-    /// Exports a served volume again if that `is_needed`, unless another command is in progress:
-    /// that may have removed its exports itself.
+    /// Exports a served volume again if that `is_needed`, unless another command is in progress,
+    /// which may have removed its exports itself.
     fn mend_export(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -275,7 +276,7 @@ impl Volumes {
     /// Checks whether the next program can serve everything that is exported.
     ///
     /// # Errors
-    /// The users of one would get errors.
+    /// The users of an export would get errors.
     pub(super) fn check_hand_over(&self) -> Result<(), ApiError> {
         self.state.volumes().iter().try_for_each(|entry| {
             let name = &entry.volume.name;
@@ -292,7 +293,7 @@ impl Volumes {
         let (done, ended) = channel::<()>();
         for entry in self.state.volumes() {
             let name = entry.volume.name.as_str();
-            // One that makes no device has nothing that takes time.
+            // A front end that makes no devices has nothing that takes time.
             let devices = self.front_ends.iter().filter(|it| it.device(name).is_some());
             for front_end in devices {
                 let (front_end, name) = (front_end.clone(), entry.volume.name.clone());
@@ -314,7 +315,7 @@ impl Volumes {
         let _ = ended.recv_timeout(end.saturating_duration_since(Instant::now()));
     }
 
-    /// Adds where the volume is exported to its report.
+    /// Adds the volume's exports to its report.
     pub(super) fn report_exports(&self, report: &mut VolumeReport) {
         if !report.state.is_served() {
             return;
@@ -358,7 +359,8 @@ impl Volumes {
     }
 }
 
-/// Converts an error of an export, and adds the way out if clients use it: `verb` with force.
+/// Converts an error of an export, and adds the remedy if clients use the export: `verb` with
+/// force.
 fn in_use(error: &ExportError, name: &VolumeName, verb: &str) -> ApiError {
     let mut converted = export_error(error);
     if error.kind == ExportErrorKind::InUse && !error.message.contains("--force") {

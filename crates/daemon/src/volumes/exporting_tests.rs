@@ -17,7 +17,7 @@ struct Daemon {
     dir: TempDir,
     host: Arc<FakeHost>,
     devices: Arc<FakeDevices>,
-    /// Better ones, which this host does not have unless a test says so.
+    /// A better front end, which this host does not support unless a test says so.
     ublk: Arc<FakeDevices>,
     volumes: Arc<Volumes>,
 }
@@ -79,7 +79,7 @@ impl Daemon {
         self.end(self.volumes.set(&name(), SetRequest { settings }))
     }
 
-    /// Returns the device, the setting, and why there is no device.
+    /// Returns the device, the setting, and the reason why there is no device.
     fn export(&self) -> (Option<String>, String, Option<String>) {
         let report = self.volumes.show(&name(), Count::Fresh).expect("known");
         (report.export.device, report.settings.export.to_string(), report.export.error)
@@ -119,7 +119,7 @@ fn a_volume_that_a_deletion_serves_again_late_is_exported_again() {
     let daemon = Daemon::new();
     daemon.create("fuse").expect("good");
     let definition = daemon.volumes.state.volume(&name()).expect("known").volume;
-    // The deletion is given up while its last requests wait for a device.
+    // The deletion is given up while the volume's last requests wait for a device.
     daemon.host.failing.lock().push("delete v".to_owned());
     daemon.host.await_device(&definition, true);
     daemon.end(daemon.volumes.delete(&name(), deleting(false))).expect_err("told to fail");
@@ -255,7 +255,7 @@ fn a_volume_whose_export_fails_at_start_is_served_with_a_reason() {
     assert_eq!(daemon.volumes.restore(&StopRequest::default(), Duration::ZERO).served, 1);
     let failed = (None, "nbd,fuse".to_owned(), Some("told to fail: publish".to_owned()));
     assert_eq!(daemon.export(), failed);
-    // Nothing else depends on it.
+    // No other setting depends on it.
     daemon.set("idle=7s").expect("good");
     daemon.fails(None);
     daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("a start exports it");
@@ -279,7 +279,7 @@ fn export_auto_takes_the_best_device_and_keeps_it() {
     daemon.end(daemon.volumes.stop(&name(), Stopping::default())).expect("good");
     daemon.end(daemon.volumes.start(&name(), StartRequest::default())).expect("good");
     assert_eq!(kinds(), (true, false));
-    // A device that is listed is enough, and stays when it is not listed any more.
+    // A listed device is enough, and stays when it is no longer listed.
     daemon.set("export=auto,fuse").expect("good");
     assert_eq!(kinds(), (false, true));
     daemon.set("export=auto").expect("good");

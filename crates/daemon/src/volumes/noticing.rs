@@ -10,8 +10,8 @@ use super::Volumes;
 use crate::events::NewEvent;
 use crate::host_api::{Condition, Trouble};
 
-/// Time in good order after which a volume counts as recovered, and least time between two events
-/// with the cause of its degradation. Devices that fail now and then must not displace other
+/// Time without trouble after which a volume counts as recovered, and least time between two events
+/// with the cause of its degradation. Devices that fail intermittently must not displace other
 /// events.
 const SETTLED: Duration = Duration::from_secs(5);
 
@@ -26,9 +26,9 @@ pub(super) enum Notice {
     /// A device does not answer.
     Hangs(Trouble, String),
     Degraded(Trouble, String),
-    /// It was degraded for so long.
+    /// The volume was degraded for this time.
     Recovered(Duration),
-    /// All that is lost.
+    /// All data that is lost.
     Lost {
         ranges: u64,
         bytes: u64,
@@ -49,9 +49,9 @@ struct DegradedVolume {
 pub(super) struct Noticed {
     bad: Option<DegradedVolume>,
     waits: bool,
-    /// Reads of the cache device and of the origin that had failed, as seen last.
+    /// Numbers of failed reads of the cache device and of the origin at the last check.
     errors: Option<(u64, u64)>,
-    /// Lost bytes that were reported last, and the time of the report.
+    /// Lost bytes in the last report, and the time of that report.
     lost: Option<(u64, Instant)>,
 }
 
@@ -99,7 +99,7 @@ impl Noticed {
         found
     }
 
-    /// Returns the trouble that came and went since the last look.
+    /// Returns a trouble that appeared and disappeared since the last check.
     fn new_errors(&mut self, condition: &Condition) -> Option<(Trouble, String)> {
         let now = (condition.failed_cache_reads, condition.failed_origin_reads);
         let before = self.errors.replace(now).unwrap_or(now);
@@ -197,7 +197,7 @@ mod tests {
         Condition { trouble, ..Condition::of(VolumeState::Running) }
     }
 
-    /// Returns the kinds of notices for troubles that are seen one second after the other.
+    /// Returns the kinds of notices for troubles that are seen at intervals of one second.
     fn kinds(troubles: &[Option<Trouble>]) -> Vec<&'static str> {
         let (begin, mut noticed) = (Instant::now(), Noticed::default());
         let mut found = Vec::new();
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(look(2, 3, 7), []);
         assert!(matches!(look(8, 3, 7)[..], [Notice::Recovered(_)]));
         assert!(matches!(look(9, 4, 7)[..], [Notice::Degraded(Trouble::CacheErrors, _)]));
-        // It was started again.
+        // The volume was started again.
         assert!(matches!(look(20, 0, 0)[..], [Notice::Recovered(_)]));
     }
 

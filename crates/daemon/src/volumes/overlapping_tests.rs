@@ -1,11 +1,11 @@
-//! Commands in each other's way: late ones, given up ones, and changes made meanwhile.
+//! Commands that interfere with each other: late ones, given up ones, and changes made meanwhile.
 
 use forebay_core::ReplacementKind;
 
 use super::*;
 use crate::state::entry_of;
 
-/// Waits until the host has been asked this, and is no longer at it.
+/// Waits until the host has received this request and has completed it.
 fn until(what: &str, condition: impl Fn() -> bool) {
     let end = forebay_threads::Instant::now() + Duration::from_secs(60);
     while !condition() {
@@ -160,7 +160,7 @@ fn changes_by_others_during_a_command_stay() {
             daemon.end(daemon.volumes.stop(&name("a"), Stopping::default())).expect("good");
         }
         let volumes = daemon.volumes.clone();
-        // As 'set b' does with a setting that the volumes of a cache share.
+        // Like 'set b' with a setting that the volumes of a cache share.
         daemon.on(verb, move || {
             let change = |all: &mut Vec<Remembered>, _: &mut _| {
                 all.iter_mut().for_each(|entry| entry.volume.settings.cache_dirty_high = 88);
@@ -239,7 +239,7 @@ fn clients_see_a_new_volume_when_it_is_stored() {
     }
 }
 
-/// Consent covers the content of the device when the command is given, not after a wait.
+/// Consent covers the content of the device when the command is given, not that after a wait.
 #[test]
 fn a_creation_looks_at_the_cache_device_before_it_waits() {
     let daemon = Daemon::new();
@@ -290,7 +290,7 @@ fn shared_settings_take_effect_although_the_volume_is_stopped() {
     set("policy=lru").expect("good");
     assert_eq!(asked().as_deref(), Some("share b"));
     assert_eq!(policies(), [ReplacementKind::Lru; 2]);
-    // What cannot be applied is taken back, in the data path too if that has it meanwhile.
+    // A setting that cannot be applied is reverted, also in the data path if that has it by then.
     daemon.fail("share b");
     set("policy=fifo").expect_err("told to fail");
     assert_eq!(policies(), [ReplacementKind::Lru; 2]);

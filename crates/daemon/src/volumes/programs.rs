@@ -25,23 +25,24 @@ const NOTE_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Programs {
     /// Number of programs before the present one.
     pub(crate) hand_overs: u64,
-    /// Takes the request for the next one.
+    /// Receives the request for the next program.
     pub(crate) end: Arc<StopRequest>,
-    /// Whether all volumes have been started again that are to be.
+    /// Whether all volumes that should be served have been started again.
     pub(crate) ready: AtomicBool,
     /// The names of exports of this program that are no volumes.
     pub(crate) raw_names: RawNames,
 }
 
 impl Programs {
-    /// The present program, after `hand_overs` others; `end` takes the request for the next one.
+    /// Returns the present program, which has `hand_overs` predecessors; `end` receives the request
+    /// for the next one.
     pub(crate) fn new(hand_overs: u64, end: &Arc<StopRequest>, raw_names: RawNames) -> Self {
         Programs { hand_overs, end: end.clone(), raw_names, ..Programs::default() }
     }
 }
 
 impl Volumes {
-    /// Notes that all volumes have been started again that are to be.
+    /// Records that all volumes that should be served have been started again.
     pub(crate) fn note_ready(&self) {
         self.programs.ready.store(true, Ordering::Relaxed);
     }
@@ -53,8 +54,8 @@ impl Volumes {
         }
     }
 
-    /// Requests a hand-over to a program. First writes down data that only RAM has, which may take
-    /// long.
+    /// Requests a hand-over to a program. First writes down data that exists only in RAM, which may
+    /// take long.
     ///
     /// # Errors
     /// The program cannot take over, the daemon is not ready, a device of a volume has failed or
@@ -65,10 +66,10 @@ impl Volumes {
         self.begin_hand_over(program.clone(), check)
     }
 
-    /// Asks as [`Volumes::ask_hand_over`] does, with another check of the program.
+    /// Requests a hand-over like [`Volumes::ask_hand_over`], with another check of the program.
     ///
     /// # Errors
-    /// As there.
+    /// See [`Volumes::ask_hand_over`].
     pub(crate) fn begin_hand_over(
         &self,
         program: PathBuf,
@@ -83,7 +84,7 @@ impl Volumes {
             return busy("the daemon is ending already");
         }
         self.check_devices()?;
-        // One that begins later could defer writes again, or be cut off.
+        // An operation that begins later could defer writes again, or be cut off.
         let hold = self.operations.hold(is_fill)?;
         self.check_hand_over()?;
         check()?;
@@ -102,11 +103,11 @@ impl Volumes {
         Ok(())
     }
 
-    /// Checks that the devices of all volumes answer. A volume whose device does not would be cut
-    /// off while its requests wait, and hold up the change of programs.
+    /// Checks that the devices of all volumes answer. A volume whose device does not answer would
+    /// be cut off while its requests wait, and would delay the change of programs.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`], or [`ErrorKind::DataAtRisk`] if the path of one leads elsewhere.
+    /// [`ErrorKind::Busy`], or [`ErrorKind::DataAtRisk`] if the path of a device leads elsewhere.
     fn check_devices(&self) -> Result<(), ApiError> {
         self.host.look_at_paths();
         let hangs = |report: &VolumeReport| {
@@ -125,8 +126,8 @@ impl Volumes {
 
     /// Stops serving and closes the caches for another program; returns the items that it takes
     /// over. Volumes that did not stop in order are logged, and the next program recovers them as
-    /// after a crash. Without items the daemon is to stop instead: a stop was requested, and
-    /// closing served it as well.
+    /// after a crash. Without items the daemon must stop instead: a stop was requested, and
+    /// everything is closed already.
     pub(crate) fn hand_over(self: &Arc<Self>) -> (Option<Items>, Result<(), ApiError>) {
         self.operations.close();
         let quiet = self.operations.wait_all(PATIENCE);
@@ -208,15 +209,15 @@ mod tests {
     use crate::testing::{FakeFrontEnd, FakeHost};
     use forebay_testkit::TempDir;
 
-    /// Volumes that are ready, and a program that says it can take over.
+    /// Returns volumes that are ready, and a program that reports that it can take over.
     fn ready(dir: &TempDir, host: &Arc<FakeHost>) -> (Arc<Volumes>, PathBuf) {
         let state = State::open(&dir.path().join("state")).expect("free");
         let front_end = Arc::new(FakeFrontEnd);
         let volumes = Volumes::new(host.clone(), state, vec![front_end], Programs::default());
         volumes.note_ready();
         let program = dir.path().join("program");
-        // By another process: a file that this one has open for writing, or a child of it, cannot
-        // be executed.
+        // Written by another process, because a file that this process or a child of it has open
+        // for writing cannot be executed.
         let write = r"printf '#!/bin/sh\necho %d\n' $1 >$0 && chmod 700 $0";
         let version = hand_over::VERSION.to_string();
         let written = Command::new("sh").args(["-c", write]).arg(&program).arg(version).status();

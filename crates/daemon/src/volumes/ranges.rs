@@ -1,4 +1,5 @@
-//! Commands on cached blocks: write them back, drop, pin or evict them, or load them ahead of use.
+//! Commands on cached blocks: writes them back, drops, pins or evicts them, or loads them ahead of
+//! use.
 
 use std::sync::Arc;
 
@@ -20,7 +21,8 @@ pub(super) fn is_fill(verb: &str) -> bool {
 }
 
 /// Returns the operations that a verb supersedes or runs beside. A verb that fills a cache or a RAM
-/// tier ends for other commands, because it may take long and none depends on it.
+/// tier is cancelled in favour of other commands, because it may take long and nothing depends on
+/// it.
 pub(super) fn beside(verb: &str) -> Beside {
     let supersedes = match verb {
         PREFETCH => |_: &str| false,
@@ -31,10 +33,10 @@ pub(super) fn beside(verb: &str) -> Beside {
 }
 
 impl Volumes {
-    /// Changes the cached blocks of a volume. Any other command ends a filling; the pins stay.
+    /// Changes the cached blocks of a volume. Any other command ends a fill; the pins stay.
     ///
     /// # Errors
-    /// There is no such volume, or it is busy.
+    /// The volume does not exist, or is busy.
     pub(crate) fn run(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -55,14 +57,14 @@ impl Volumes {
     /// Returns the pinned ranges.
     ///
     /// # Errors
-    /// There is no such volume, or it is not served.
+    /// The volume does not exist, or is not served.
     pub(crate) fn pins(&self, name: &VolumeName) -> Result<PinReport, ApiError> {
         self.state.volume(name)?;
         self.host.pins(name)
     }
 
-    /// After a start that has begun, fills the pinned ranges, and prefetches if the volume's
-    /// settings say so.
+    /// Waits for a start to end, then fills the pinned ranges, and prefetches if the volume's
+    /// settings demand it.
     pub(super) fn prefetch_after(self: &Arc<Self>, start: OperationId, name: &VolumeName) {
         let loads = |entry: &Remembered| {
             entry.volume.settings.prefetch || self.host.has_pins(&entry.volume)

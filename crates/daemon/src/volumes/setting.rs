@@ -17,8 +17,8 @@ impl Volumes {
     /// Changes settings; those of a stopped volume take effect at its next start.
     ///
     /// # Errors
-    /// There is no such volume, the settings contradict each other, the volume is busy, or it is to
-    /// be paused and is not served.
+    /// The volume does not exist, the settings contradict each other, the volume is busy, or it is
+    /// to be paused and is not served.
     pub(crate) fn set(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -33,10 +33,10 @@ impl Volumes {
             request.settings.apply(&mut wanted.settings)?;
             this.check_exports(&wanted.settings.export.without(&entry.volume.settings.export))?;
             if wanted.settings.caching == Caching::Paused && !was_paused {
-                // Its dirty blocks are written to the origin first.
+                // The dirty blocks of the volume are written to the origin first.
                 this.check_served(&wanted.name, "pause")?;
             }
-            // Stored first: if the daemon dies in between, the next start applies it.
+            // Store first: if the daemon dies in between, the next start applies the settings.
             let (old, volume, sharing) = this.store_settings(&wanted, &request.settings, work)?;
             attempt(|| this.apply_or_share(&volume, &old, &sharing, work))
                 .inspect_err(|_| this.unset(&volume, &old, work))?;
@@ -45,8 +45,8 @@ impl Volumes {
         })
     }
 
-    /// Stores changed settings of a volume. Returns it before and after the change, and the volumes
-    /// that share some of them.
+    /// Stores changed settings of a volume. Returns the volume before and after the change, and the
+    /// volumes that share some of the settings.
     fn store_settings(
         &self,
         wanted: &Definition,
@@ -58,7 +58,7 @@ impl Volumes {
             let sharing = self.sharing(wanted);
             let stored = self.state.change(work, |volumes, _| {
                 if !volumes.iter().map(|entry| &entry.volume.name).eq(&known) {
-                    // A new one may share them.
+                    // A new volume may share the settings.
                     return Ok(None);
                 }
                 let entry = entry_of(volumes, &wanted.name)?;
@@ -75,8 +75,8 @@ impl Volumes {
         }
     }
 
-    /// Applies stored settings to a served volume, or those that it shares to another volume of its
-    /// cache that is served.
+    /// Applies stored settings to a volume, or the shared ones to another served volume of its
+    /// cache if the first is not served.
     fn apply_or_share(
         &self,
         volume: &Definition,
@@ -93,8 +93,8 @@ impl Volumes {
         }
     }
 
-    /// Applies the settings that volumes of one cache share to the first of these that is served:
-    /// they hold for all then.
+    /// Applies the settings that volumes of one cache share to the first of them that is served;
+    /// they then hold for all.
     pub(super) fn share_out(
         &self,
         sharing: &[VolumeName],
@@ -105,9 +105,9 @@ impl Volumes {
         self.host.share(name, work)
     }
 
-    /// Applies the shared settings of the state to a volume that is served from now on, if it has
-    /// others. It has those of the volume table on its cache device, which does not know what was
-    /// set for stopped volumes, and another command may have set them in the meantime.
+    /// Applies the shared settings of the state to a volume that is served from now on, if they
+    /// differ. The volume has those of the volume table on its cache device, which does not contain
+    /// changes made while volumes were stopped or by another command meanwhile.
     pub(super) fn catch_up(&self, name: &VolumeName, work: &Work) {
         let newest = self.state.volume(name).map(|entry| entry.volume.settings);
         let present = self.host.report(name, Count::Known).map(|report| report.settings);
@@ -131,7 +131,7 @@ impl Volumes {
             let entry = entry_of(volumes, &volume.name)?;
             let present = entry.volume.settings.clone();
             entry.volume.settings = old.settings.clone();
-            // Shared settings that another command has changed since stay as they are.
+            // Shared settings that another command has changed since stay unchanged.
             let changed_since = volume.settings.clone().share(&present);
             if changed_since {
                 entry.volume.settings.share(&present);
@@ -160,7 +160,7 @@ impl Volumes {
     }
 }
 
-/// Has a volume that is new to the state take over the settings that it shares with others of its
+/// Makes a volume that is new to the state take over the settings that it shares with others of its
 /// cache.
 pub(super) fn join(volumes: &[Remembered], sharing: &[VolumeName], volume: &mut Definition) {
     if let Some(other) = volumes.iter().find(|other| sharing.contains(&other.volume.name)) {

@@ -1,6 +1,6 @@
 //! Concurrent commands in a simulation of threads. In every run a seed decides which thread runs
 //! next, which device fails, hangs or answers late, which commands are cancelled, and whether the
-//! process is killed. Every report has to hold.
+//! process is killed. Every report must be true.
 
 use forebay_threads::{Plan, RunOutcome, Simulation, sleep, spawn, step};
 
@@ -77,7 +77,7 @@ impl Command {
         }
     }
 
-    /// Returns the state after it has succeeded; `None`: it cannot succeed.
+    /// Returns the state after the command has succeeded; `None` if it cannot succeed.
     fn after(self, facts: Facts) -> Option<Facts> {
         let possible = match self {
             Create => !facts.exists,
@@ -96,8 +96,8 @@ impl Command {
     }
 }
 
-/// Whether `found` is the state after all commands that `must` have had an effect, and some of
-/// those that `may` have had one, in any order.
+/// Returns whether `found` is the state after all commands in `must` have had an effect, and some
+/// of those in `may`, in any order.
 fn is_reachable(from: Facts, found: Facts, must: &[Command], may: &[Command]) -> bool {
     let without = |all: &[Command], index: usize| [&all[..index], &all[index + 1..]].concat();
     let one = |index: usize| {
@@ -116,7 +116,7 @@ fn is_reachable(from: Facts, found: Facts, must: &[Command], may: &[Command]) ->
 /// The report about a command.
 #[derive(Clone, Debug, Default)]
 enum Report {
-    /// Nothing.
+    /// There is no report yet.
     #[default]
     Open,
     Refused(#[expect(dead_code, reason = "shown when a test fails")] ApiError),
@@ -158,7 +158,7 @@ fn facts(volumes: &[Remembered], volume: Volume) -> Facts {
     })
 }
 
-/// Makes a volume what it is before the commands.
+/// Brings a volume into a random state before the commands.
 fn prepare(daemon: &Daemon, volume: Volume, random: &mut fastrand::Rng) -> Facts {
     if random.u8(..4) == 0 {
         return ABSENT;
@@ -199,8 +199,8 @@ fn judge(volume: Volume, before: Facts, found: Facts, commands: &[Given], report
         Report::Ended(Err(_)) => command == Stop,
         Report::Refused(_) | Report::Ended(Ok(())) => false,
     });
-    // One that discards dirty blocks goes on beside a deletion that waits for a device: both delete
-    // the same volume.
+    // A command that discards dirty blocks continues beside a deletion that waits for a device;
+    // both delete the same volume.
     if must.contains(&Discard) {
         may.extend(must.extract_if(.., |command| *command == Delete));
     }
@@ -208,12 +208,12 @@ fn judge(volume: Volume, before: Facts, found: Facts, commands: &[Given], report
     assert!(possible, "{before:?} of {volume:?} became {found:?}: {commands:?}, {reports:?}");
 }
 
-/// Gives the commands at the same time, in a world of `seed`. The process may be killed in between.
+/// Gives the commands at the same time, in a world of `seed`. The process may be killed meanwhile.
 fn scenario(commands: &[Command], seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let daemon = Arc::new(Daemon::within(TempDir::in_memory("simulated")));
     let before = VOLUMES.map(|volume| (volume, prepare(&daemon, volume, &mut random)));
-    // Mostly on one volume, where they are in each other's way.
+    // Most commands are for one volume, where they interfere with each other.
     let volume = |random: &mut fastrand::Rng| VOLUMES[usize::from(random.u8(..4) == 0)];
     let commands: Vec<Given> =
         commands.iter().map(|&command| (command, volume(&mut random))).collect();
@@ -252,7 +252,7 @@ fn scenario(commands: &[Command], seed: u64) {
     check_quiet(&daemon, &commands, &reports.lock());
 }
 
-/// Checks that no operation runs, and that exactly the volumes that the state has as started are
+/// Checks that no operation runs, and that exactly the volumes that the state lists as started are
 /// served.
 fn check_quiet(daemon: &Daemon, commands: &[Given], reports: &[Report]) {
     assert!(daemon.volumes.operations().wait_all(Duration::ZERO), "an operation is left");
@@ -270,7 +270,7 @@ fn check_quiet(daemon: &Daemon, commands: &[Given], reports: &[Report]) {
         assert!(!entry.deleting, "{commands:?}, {reports:?}");
         assert!(entry.volume.uuid.is_none_or(|uuid| !deleted.contains(&uuid)));
     }
-    // Only if the cache device could not be told is anything left of a volume.
+    // Something is left of a volume only if the cache device could not record the deletion.
     let discards = commands.iter().any(|(command, _)| *command == Discard);
     assert!(deleted.is_empty() || discards, "{commands:?}, {reports:?}");
     assert!(daemon.volumes.claims.is_empty(), "a claim is left: {:?}", daemon.volumes.claims);
@@ -279,13 +279,13 @@ fn check_quiet(daemon: &Daemon, commands: &[Given], reports: &[Report]) {
 }
 
 fn run(commands: &[Command], seed: u64) -> RunOutcome<()> {
-    // On a slow machine limits of time end although nothing waits in vain.
+    // On a slow machine, time limits expire although nothing waits in vain.
     let plan = Plan::seed(seed).early(seed % 4 == 3).most_time(Duration::from_secs(3600));
     let commands = commands.to_vec();
     Simulation::run(plan, move || scenario(&commands, seed))
 }
 
-/// Runs the commands in worlds of `seeds` seeds, or of `FOREBAY_SEEDS` for each of these.
+/// Runs the commands in worlds of `seeds` seeds, or of `FOREBAY_SEEDS`.
 fn try_all(commands: &[Command], seeds: u64) {
     let times = std::env::var("FOREBAY_SEEDS").ok().and_then(|times| times.parse().ok());
     for seed in 0..seeds * times.unwrap_or(1) {

@@ -18,28 +18,28 @@ use crate::signals::StopRequest;
 use crate::state::{Remembered, entry_of, not_found};
 use crate::work::Work;
 
-/// After this time, a device that does not answer no longer delays the start of other volumes or
+/// Time after which a device that does not answer no longer delays the start of other volumes or
 /// the daemon's readiness.
 const HUNG: Duration = Duration::from_secs(5);
 
-/// Volumes started concurrently, not counting those whose devices do not answer.
+/// Number of volumes that are started concurrently, not counting those whose devices do not answer.
 const STARTING: usize = 16;
 
 /// Time limit, after a hand-over, for a device that another process has taken meanwhile. Clients of
-/// the volume do not wait for longer.
+/// the volume do not wait longer.
 const TAKEN: Duration = Duration::from_secs(60);
 
 /// Interval at which the start of volumes is polled.
 const STEP: Duration = Duration::from_millis(20);
 
-/// Result of restarting the volumes that were served when the daemon ended.
+/// The result of restarting the volumes that were served when the daemon ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Restored {
-    /// Volumes that are served.
+    /// Number of volumes that are served.
     pub(crate) served: usize,
-    /// Volumes that wait for devices that do not answer.
+    /// Number of volumes that wait for devices that do not answer.
     pub(crate) waiting: usize,
-    /// All volumes that should be served.
+    /// Number of volumes that should be served.
     pub(crate) wanted: usize,
 }
 
@@ -54,11 +54,11 @@ impl fmt::Display for Restored {
 }
 
 impl Volumes {
-    /// Starts the volumes that were served when the daemon ended, each independently: neither a
-    /// failure nor a device that does not answer delays the others. Returns when every volume is
-    /// served, has failed, or waits for a device that does not answer; such a volume starts when
-    /// the device answers. A device that is missing has `patience` to appear before its volume is
-    /// started.
+    /// Starts the volumes that were served when the daemon ended, independently of each other:
+    /// neither a failure nor a device that does not answer delays the others. Returns when every
+    /// volume is served, has failed, or waits for a device that does not answer; such a volume
+    /// starts when the device answers. A missing device has `patience` to appear before its volume
+    /// is started.
     pub(crate) fn restore(self: &Arc<Self>, stop: &StopRequest, patience: Duration) -> Restored {
         self.settle_deletions();
         let begun_at = Instant::now();
@@ -127,7 +127,7 @@ impl Volumes {
         })
     }
 
-    /// Whether a volume waits for a device that does not answer.
+    /// Returns whether a volume waits for a device that does not answer.
     pub(super) fn is_hung(&self, name: &VolumeName) -> bool {
         let report = self.host.report(name, Count::Known);
         let waits = report.and_then(|report| report.waiting_for);
@@ -145,13 +145,13 @@ impl Volumes {
             return self.publish(&volume);
         }
         if self.state.known().is_behind(volume.uuid) && !how.force {
-            // Refused before the start waits for a device. The host checks again when it has read
-            // the cache device.
+            // Refused here before the start waits for a device. The host checks again when it has
+            // read the cache device.
             return Err(preflight::behind(&volume));
         }
         self.check_own_devices(&volume)?;
         if !started {
-            // Stored first: a start that cannot be stored is not begun.
+            // Store first: a start that cannot be stored is not begun.
             let stored = self.state.edit(&name, work, |entry| {
                 entry.started = true;
                 entry.volume.version += 1;
@@ -206,7 +206,7 @@ impl Volumes {
             Ok(())
         });
         match stored {
-            // It was deleted with its dirty blocks while it waited for a device.
+            // The volume was deleted with its dirty blocks while it waited for a device.
             Err(error) if error.kind == ErrorKind::NotFound => {
                 if let Err(error) = self.host.delete(volume, true, &Arc::default()) {
                     tracing::error!(volume = %name, "cannot delete the volume that was deleted while it started: {error}");
@@ -214,7 +214,8 @@ impl Volumes {
                 return Err(error);
             }
             Err(error) if copied != Copied::Current => {
-                // Stop it, because the next start would not know what the operator accepted.
+                // Stop the volume, because the next start would not know what the operator
+                // accepted.
                 if let Err(error) = self.host.stop(volume, true, &Arc::default()) {
                     tracing::error!(volume = %name, "cannot stop the volume that could not be stored: {error}");
                 }
@@ -236,8 +237,8 @@ impl Volumes {
     }
 }
 
-/// Notes that a volume was started from this copy of its cache device. If it is an older one, the
-/// cache's other volumes each need a force of their own.
+/// Records that a volume was started from this copy of its cache device. If it is an older copy,
+/// each other volume of the cache needs its own force.
 pub(super) fn accept(
     copied: Copied,
     volume: &Definition,

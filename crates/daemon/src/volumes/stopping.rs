@@ -12,12 +12,13 @@ use crate::state::{Remembered, entry_of};
 use crate::work::Work;
 
 impl Volumes {
-    /// Stops serving a volume; a stopped volume stays stopped. A flush, a change of settings or a
+    /// Stops serving a volume; has no effect on a stopped one. A flush, a change of settings or a
     /// start in progress is cancelled. With `force` its clients and the users of its block device
-    /// are cut off. With `abandon` it is stopped although the path of a device leads elsewhere.
+    /// are disconnected. With `abandon` it is stopped although the path of a device leads
+    /// elsewhere.
     ///
     /// # Errors
-    /// There is no such volume, or it is busy or in use, or its origin would be lost.
+    /// The volume does not exist, or is busy or in use, or its origin would be lost.
     pub(crate) fn stop(
         self: &Arc<Self>,
         name: &VolumeName,
@@ -31,15 +32,16 @@ impl Volumes {
                 this.host.check_origin_path(name, work)?;
             }
             this.without_exports(&entry.volume, ("stop", force), || {
-                // Stored first: a daemon that dies in between must not serve it again by itself.
+                // Store first: a daemon that dies in between must not serve the volume again by
+                // itself.
                 let stored = this.state.edit(name, work, |entry| {
                     entry.volume.version += u64::from(entry.started);
                     entry.started = planted::has(PlantedBug::StopNotStored);
                 })?;
                 this.waiting().remove(name);
                 this.note_failure(name, None);
-                // Read before the state of the volume: an operation that was given up gives its
-                // claim back only after it has served the volume again, or failed to.
+                // Read before the state of the volume: an operation that was given up releases its
+                // claim only after it has served the volume again, or has failed to.
                 let given_up = this.claims.given_up(name);
                 match this.is_served(name) {
                     true => this.stop_served(&stored.volume, (force, abandon), work),
@@ -98,7 +100,7 @@ impl Volumes {
     }
 }
 
-/// The error of a stop while an operation that was given up uses the devices of the volume.
+/// Returns the error of a stop while an operation that was given up uses the devices of the volume.
 fn still_used(name: &VolumeName, verb: &str) -> ApiError {
     let message = format!(
         "'{name}' is not served, but its '{verb}', which was given up, waits for a device: the devices of the volume stay in use until that answers"

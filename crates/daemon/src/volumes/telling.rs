@@ -116,7 +116,7 @@ impl Volumes {
     /// Changes the memory limit until the daemon ends.
     ///
     /// # Errors
-    /// It is too low, or more than there is; nothing has changed then.
+    /// The limit is too low, or higher than the memory that exists; nothing has changed then.
     pub(crate) fn set_memory_limit(&self, limit: u64) -> Result<(), ApiError> {
         let from = self.memory().limit();
         memory::set_limit(self.memory(), limit)?;

@@ -1,4 +1,4 @@
-//! Watches the volumes all the time: their rates of writeback, and changes of their condition.
+//! Watches the volumes continuously: their rates of writeback, and changes of their condition.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::signals::StopRequest;
 /// The time between two looks at a volume.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The time over which a rate is a mean.
+/// The time over which a rate is averaged.
 const SMOOTHED_OVER: f64 = 10.0;
 
 /// Slower than this many bytes per second counts as standing still.
@@ -59,7 +59,7 @@ impl VolumeObservation {
             let part = 1.0 - (-seconds / SMOOTHED_OVER).exp();
             self.rate += (written as f64 / seconds - self.rate) * part;
         } else {
-            // The volume was started again meanwhile.
+            // The volume was restarted meanwhile.
             self.rate = 0.0;
         }
         (self.at, self.condition) = (at, condition);
@@ -86,7 +86,8 @@ impl Volumes {
         writeback(all.get(name).map_or(0.0, |seen| seen.rate), dirty_bytes)
     }
 
-    /// Has the cached blocks of volumes that share a cache counted again soon, if that is long ago.
+    /// Requests a new count of the cached blocks of volumes that share a cache, if the last one is
+    /// old.
     pub(crate) fn want_count(&self) {
         self.watched.count.store(true, Ordering::Relaxed);
     }
@@ -112,10 +113,10 @@ impl Volumes {
         }
     }
 
-    /// Watches until the daemon ends, on a thread of its own.
+    /// Watches until the daemon ends, on a separate thread.
     ///
     /// # Errors
-    /// There is no thread left.
+    /// The system has no threads left.
     pub(crate) fn watch(self: &Arc<Self>, stop: &Arc<StopRequest>) -> Result<(), ApiError> {
         let (this, stop) = (self.clone(), stop.clone());
         let spawned = forebay_threads::spawn("watcher", move || {
@@ -158,7 +159,7 @@ mod tests {
         assert!((bytes_per_second - f64::from(1 << 20)).abs() < 1000.0, "{bytes_per_second}");
         let seconds = seconds_to_clean.expect("it moves");
         assert!((seconds - 100.0).abs() < 0.1, "{seconds}");
-        // Nothing more is written: in the end it stands still.
+        // Nothing more is written, so the rate falls to zero.
         for second in 101..=400u64 {
             seen.look(begin + Duration::from_secs(second), condition(100 << 20));
         }

@@ -1,4 +1,4 @@
-//! Wipes the cache device of the last volume that it held.
+//! Wipes a cache device after its last volume was deleted.
 
 use std::sync::Arc;
 

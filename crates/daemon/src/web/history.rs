@@ -1,8 +1,8 @@
 //! The last hours: a sample of all volumes every ten seconds, in memory and in a file of the state
 //! directory.
 //!
-//! The file is replaced as a whole. An absent file, or damaged lines in it, cost only the samples
-//! that they would have had.
+//! The file is replaced as a whole. If it is absent or has damaged lines, only the samples in them
+//! are missing.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -17,7 +17,7 @@ use forebay_admin::activity::{Activity, Interval};
 /// Most samples: six hours.
 const MAX_SAMPLES: usize = 2160;
 
-/// Most bytes, in memory and in the file; with many volumes these are fewer hours.
+/// Most bytes, in memory and in the file. With many volumes they cover fewer hours.
 const MAX_BYTES: usize = 1 << 20;
 
 const FILE: &str = "history.jsonl";

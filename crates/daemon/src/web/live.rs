@@ -1,7 +1,7 @@
-//! Looks at the volumes, and sends the activity since the last look as server-sent events.
+//! Checks the volumes, and sends the activity since the last check as server-sent events.
 //!
-//! One task looks for all browsers: every second while there are any, otherwise as often as the
-//! history needs it. A look reads counters that exist anyway, and no lane waits for it.
+//! One task serves all browsers: it checks every second while there are any, otherwise as often as
+//! the history needs it. A check reads counters that exist anyway, and no lane waits for it.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::http::HyperBody;
 use crate::volumes::Volumes;
 use forebay_admin::activity::Looks;
 
-/// Interval at which browsers get news.
+/// Interval at which browsers get updates.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Looks between two samples of the history.
@@ -34,10 +34,10 @@ const LOOKS_PER_SAMPLE: u64 = 10;
 /// Samples between two writes of the history.
 const SAMPLES_PER_WRITE: u64 = 6;
 
-/// Most browsers that follow at a time.
+/// Most streams to browsers at a time.
 const MAX_STREAMS: usize = 16;
 
-/// Messages that wait for a client.
+/// Most messages that wait for a client.
 const QUEUE: usize = 2;
 
 /// See the module.
@@ -63,7 +63,7 @@ impl LiveFeed {
         self.history.lock().unwrap_or_else(PoisonError::into_inner).json()
     }
 
-    /// Looks until it is dropped.
+    /// Checks the volumes until this is dropped.
     pub(super) async fn watch(self: Arc<Self>) {
         let mut clock = tokio::time::interval(LOOK);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -89,7 +89,7 @@ impl LiveFeed {
             if sampled && let Some(interval) = samples.next(now, time, reports.clone()) {
                 let write = tick.is_multiple_of(LOOKS_PER_SAMPLE * SAMPLES_PER_WRITE);
                 let this = self.clone();
-                // On a thread that may block: the state directory may be slow.
+                // Written on a thread that may block, because the state directory may be slow.
                 let add = move || {
                     let mut history = this.history.lock().unwrap_or_else(PoisonError::into_inner);
                     history.add(&interval);
@@ -134,7 +134,7 @@ impl LiveFeed {
     }
 }
 
-/// Sends until the client is gone. A slow one misses some intervals.
+/// Sends until the client is gone. A slow client misses some intervals.
 async fn send(
     mut sender: Sender<Bytes, Infallible>,
     mut latest: watch::Receiver<Bytes>,
