@@ -20,15 +20,16 @@ use crate::device;
 /// Width of the labels on the left.
 const LABEL: usize = 13;
 
-/// Maximum number of bad blocks that are printed for people.
+/// Maximum number of bad blocks that the text output lists.
 const SHOWN: usize = 50;
 
-/// Verifies a cache device within `memory` bytes, without the content of its blocks if it has to be
-/// `quick`. `waiting` is called again and again with the number of segments that are verified, and
-/// that of all.
+/// Verifies a cache device with at most `memory` bytes of memory; `quick` skips the content of its
+/// blocks. `waiting` is called repeatedly with the number of verified segments and the total
+/// number.
 ///
 /// # Errors
-/// It does not exist, is in use, or cannot be read, or the sizes that it claims take more memory.
+/// The device does not exist, is in use, or cannot be read, or the sizes that it claims need more
+/// memory.
 pub fn run(
     device: &str,
     quick: bool,

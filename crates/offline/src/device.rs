@@ -11,14 +11,13 @@ use forebay_device::{Access, Device, DeviceError, DeviceSpec, OpenErrorKind, Que
 use forebay_lane::{LaneId, LaneLoop, LaneOptions, LaneThread, MonotonicClock};
 use forebay_store::StoreError;
 
-/// Interval at which the waiting thread wakes up.
+/// Interval at which the waiting thread wakes.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Opens the device for reading, and runs `job` on a lane; meanwhile calls `waiting`
-/// repeatedly.
+/// Opens the device for reading, and runs `job` on a lane. Meanwhile calls `waiting` repeatedly.
 ///
 /// # Errors
-/// The device does not exist or is in use, and the job's own.
+/// The device does not exist or is in use; or the error of the job.
 pub(crate) fn run<T, F>(
     device: &str,
     access: Access,
@@ -65,7 +64,7 @@ where
     result
 }
 
-/// Converts an error of the store about a device that was only read.
+/// Converts an error of the store about a device that was opened for reading only.
 pub(crate) fn store_error(error: StoreError) -> ApiError {
     let kind = match error {
         StoreError::Device(_) | StoreError::Failed(_) => ErrorKind::Failed,

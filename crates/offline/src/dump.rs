@@ -31,16 +31,16 @@ trait DumpWriter: Send {
     fn record(&mut self, header: &RecordHeader, geometry: &Geometry, with_entries: bool);
     /// Returns the text written since the last call.
     fn take(&mut self) -> String;
-    /// Whether there is enough text to print.
+    /// Returns whether enough text has been collected to print.
     fn is_full(&self) -> bool;
 }
 
-/// Options of a dump besides the superblock, the volume table and the checkpoint.
+/// Options of a dump in addition to the superblock, the volume table and the checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The header of every record in the log.
     pub records: bool,
-    /// Every block in these.
+    /// Every block in the records.
     pub entries: bool,
     /// Print JSON, one value per line.
     pub json: bool,
@@ -49,7 +49,7 @@ pub struct Options {
 /// Hands the content of a cache device to `print`, piece by piece.
 ///
 /// # Errors
-/// The device does not exist, is in use, or cannot be read; those of `print`.
+/// The device does not exist, is in use, or cannot be read; or the error of `print`.
 pub fn run(
     device: &str,
     options: Options,
@@ -63,8 +63,8 @@ pub fn run(
     device::run(device, Access::Shared, job, || ())
 }
 
-/// Returns the superblock, the volume table and the header of the checkpoint as JSON, also of a
-/// device that a daemon uses: they may then be a moment apart.
+/// Returns the superblock, the volume table and the header of the checkpoint as JSON. If a daemon
+/// uses the device, they may be from slightly different times.
 ///
 /// # Errors
 /// The device cannot be read, or has no cache.
@@ -129,7 +129,7 @@ async fn dump(
                 }
                 at = (at + u64::from(header.payload_bytes)).next_multiple_of(PAGE as u64);
             } else if at == PAGE as u64 {
-                // Nothing was ever written here, or the first record is damaged.
+                // No record was ever written to this segment, or its first record is damaged.
                 break;
             }
             if writer.is_full() {
@@ -140,7 +140,7 @@ async fn dump(
     print(&writer.take())
 }
 
-/// Prints the header and the segment table of the current checkpoint, as they are read.
+/// Prints the header and the segment table of the current checkpoint while reading them.
 async fn checkpoint(
     queue: &Queue,
     superblock: &Superblock,
@@ -184,7 +184,7 @@ async fn checkpoint(
     Ok(())
 }
 
-/// Returns the kind of a record, and its number of blocks or marks.
+/// Returns the name of a record's kind, and its number of blocks or marks.
 fn kind(header: &RecordHeader) -> (&'static str, usize) {
     match &header.body {
         Body::Data(entries) => ("data", entries.len()),

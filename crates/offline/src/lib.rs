@@ -1,7 +1,7 @@
-//! Cache devices that no daemon uses, for the command line: nothing is changed.
+//! Commands on cache devices that no daemon uses. They change nothing.
 //!
-//! - [`check`]: verifies one; [`dump`]: prints the content of one
-//! - `device`: opens one, on a lane of this process
+//! - - [`check`]: verifies a device; [`dump`]: prints its content
+//! - - `device`: opens a device, on a lane of this process
 #![forbid(unsafe_code)]
 
 pub mod check;

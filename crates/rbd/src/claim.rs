@@ -1,7 +1,7 @@
-//! A volume's claim to an image, which a thread records.
+//! A volume's claim to an image, which a thread records in the image's metadata.
 //!
 //! The call may take longer than the caller waits. A claim whose caller has given up is taken back:
-//! that volume has written nothing to the image, and the record names the one before it again.
+//! that volume has written nothing to the image, and the record names the previous volume again.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -40,7 +40,7 @@ impl ImageClaim {
         ImageClaim { volume, state: Mutex::default(), left: Condvar::new() }
     }
 
-    /// Ends the claim for its caller.
+    /// Reports the result of the claim to its caller.
     pub(crate) fn end(&self, result: Result<(), CallError>) {
         let mut state = self.state.lock();
         state.result = Some(result);
@@ -51,20 +51,21 @@ impl ImageClaim {
         }
     }
 
-    /// Records the claim. `holder` is the volume that the image's record names, `write` has it name
-    /// another, or none, and `is_owner` says whether the image's lock is still held: without it the
-    /// record may be another client's by now.
+    /// Records the claim. `holder` is the volume that the image's record names, `write` makes the
+    /// record name another volume or none, and `is_owner` returns whether the image's lock is still
+    /// held: without the lock, the record may by now be another client's.
     ///
     /// # Errors
-    /// A claim that was given up could not be taken back. All other errors are the caller's.
+    /// The error of taking back a claim that was given up. All other errors are reported to the
+    /// caller.
     pub(crate) fn carry_out(
         &self,
         holder: &Mutex<Option<Uuid>>,
         write: impl Fn(Option<Uuid>) -> Result<(), CallError>,
         is_owner: impl FnOnce() -> Result<bool, CallError>,
     ) -> Result<(), CallError> {
-        // Until it is known whether the claim stays: another one must not be taken back together
-        // with this one.
+        // The lock is held until it is known whether the claim stays: another claim must not be
+        // taken back together with this one.
         let mut holder = holder.lock();
         if self.state.lock().caller == Caller::GivenUp {
             return Ok(());
@@ -106,7 +107,7 @@ impl ImageClaim {
     }
 }
 
-/// Waits for a claim; abandons it when dropped earlier.
+/// Waits for a claim, and gives the claim up if dropped before its result is known.
 pub(crate) struct Claimant(pub(crate) Arc<ImageClaim>);
 
 impl Claimant {
@@ -133,7 +134,7 @@ mod tests {
     /// An image's record.
     #[derive(Default)]
     struct Record {
-        /// Each volume that was named.
+        /// The volumes that were written to the record, in order.
         named: Mutex<Vec<Option<Uuid>>>,
         fails: bool,
     }
@@ -166,7 +167,7 @@ mod tests {
             let (record, holder) = (Record::default(), Mutex::new(before));
             let (claim, claimant) = claimed();
             let claimant = Mutex::new(Some(claimant));
-            // It gives up while the call lasts.
+            // The caller gives up during the call.
             let write = |volume| {
                 claimant.lock().take();
                 record.write(volume)
@@ -174,7 +175,7 @@ mod tests {
             claim.carry_out(&holder, write, || Ok(true)).unwrap();
             assert_eq!(*record.named.lock(), [Some(NEW), before]);
             assert_eq!(*holder.lock(), before);
-            // Another client has the lock by now, and has perhaps claimed the image.
+            // Another client has the lock by now, and may have claimed the image.
             let (claim, claimant) = claimed();
             let claimant = Mutex::new(Some(claimant));
             let write = |volume| {
@@ -183,7 +184,7 @@ mod tests {
             };
             claim.carry_out(&holder, write, || Ok(false)).unwrap();
             assert_eq!(record.named.lock().len(), 3);
-            // Given up before the call: it is not made.
+            // The caller gives up before the call, which is then not made.
             let (claim, claimant) = claimed();
             drop(claimant);
             claim.carry_out(&holder, |volume| record.write(volume), || Ok(true)).unwrap();
@@ -205,7 +206,7 @@ mod tests {
         }
         drop(claimant);
         thread.join().unwrap().unwrap();
-        // One that is given up later leaves this one as it is.
+        // A later claim that is given up leaves this one recorded.
         let claim = Arc::new(ImageClaim::new(OLD));
         let late = Mutex::new(Some(Claimant(claim.clone())));
         let write = |volume| {

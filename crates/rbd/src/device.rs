@@ -21,20 +21,20 @@ use crate::handle::CallError;
 use crate::thread::{self, Image, judge};
 
 const LOGICAL_BLOCK: u64 = 512;
-/// Interval of checks of operations for the time limit, at least and at most.
+/// Minimum and maximum interval at which operations are checked against the time limit.
 const LOOKING: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
-/// The most bytes of a queue in operations that were given up and that the cluster may still
+/// Maximum number of bytes in the given-up operations of a queue that the cluster may still
 /// execute.
 const GIVEN_UP_MAX: usize = 32 << 20;
 
-/// An image of a Ceph cluster. One that is opened for writing has the image's exclusive lock.
+/// An image of a Ceph cluster. An image that is opened for writing holds its exclusive lock.
 pub struct RbdDevice {
     image: Arc<Image>,
 }
 
 impl RbdDevice {
-    /// Bytes of memory that count for an open image: 2 MiB for its connection and 17 threads, as
-    /// measured with librbd 16, and copies of requests in flight.
+    /// Bytes of memory that are accounted for an open image: 2 MiB for its connection and 17
+    /// threads, as measured with librbd 16, and copies of requests in flight.
     pub const MEMORY: u64 = 16 << 20;
 
     /// Connects to the cluster and opens the image. Waits up to the name's time limit, so it must
@@ -43,9 +43,9 @@ impl RbdDevice {
     ///
     /// # Errors
     /// `NotFound`: the cluster has no such pool or image. `InUse`: another client has the lock.
-    /// `Denied`: the cluster does not allow it, or the image has no lock. `BadSize`: it is empty.
-    /// `WrongType`: librbd cannot be loaded. `Io`: the cluster does not answer, and may do so
-    /// later.
+    /// `Denied`: the cluster does not allow the access, or the image has no lock. `BadSize`: the
+    /// image is empty. `WrongType`: librbd cannot be loaded. `Io`: the cluster does not answer, and
+    /// may do so later.
     pub fn open(
         name: &RbdName,
         access: Access,
@@ -87,7 +87,7 @@ impl Device for RbdDevice {
         !self.image.shared().writable
     }
 
-    /// Objects are spread over the cluster, so its disks do not matter.
+    /// The cluster spreads objects over many disks, so the kind of disk does not matter.
     fn rotational(&self) -> Option<bool> {
         Some(false)
     }
@@ -105,7 +105,7 @@ impl Device for RbdDevice {
         image.shared().bell.ring(|news| news.claims.push(claim.clone()));
         let limit = image.shared().name.timeout;
         let claimant = Claimant(claim);
-        // The thread ends no earlier than the future, which has a share of the image.
+        // The image's thread does not end before this future, which shares the image.
         let recorded = std::future::poll_fn(move |context| {
             let shared = image.shared();
             claimant.poll(context).map_err(|error| {
@@ -128,7 +128,7 @@ impl Device for RbdDevice {
     }
 }
 
-/// An operation as its queue knows it.
+/// The state of an operation in its queue.
 struct ImageOp {
     what: &'static str,
     offset: u64,
@@ -151,8 +151,8 @@ struct Inner {
     clock: Arc<dyn Clock>,
     tasks: Option<Rc<dyn Tasks>>,
     ops: RefCell<OpTable<ImageOp>>,
-    /// Operations that have no entry any more. The cluster executes them before later ones on the
-    /// same object, so they overwrite nothing that is newer.
+    /// Operations that were given up and have no entry any more. The cluster executes them before
+    /// later operations on the same object, so they overwrite no newer data.
     given_up: RefCell<Vec<Arc<Flight>>>,
     /// A task checks the time limit.
     is_timed: Cell<bool>,
@@ -259,14 +259,14 @@ impl Inner {
         }
     }
 
-    /// Keeps memory that the library may still use.
+    /// Keeps a given-up operation, whose memory the library may still use.
     fn give_up(&self, flight: Arc<Flight>) {
         if !flight.has_ended() {
             self.given_up.borrow_mut().push(flight);
         }
     }
 
-    /// Fails operations that take too long. Returns whether any is left to check.
+    /// Fails operations that exceed the time limit. Returns whether any operation is left to check.
     fn look(&self) -> bool {
         let (now, shared) = (self.clock.now(), self.image.shared());
         let limit = shared.name.timeout;

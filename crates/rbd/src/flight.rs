@@ -1,6 +1,7 @@
 //! Operations of an image in flight.
 //!
-//! An operation owns its memory until the library has called back, even if its caller is gone.
+//! An operation owns its memory until the library has called back, even if its caller no longer
+//! exists.
 #![allow(unsafe_code, reason = "calls of a C library")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -70,7 +71,7 @@ impl ImageHandle {
         self.start("rbd_aio_flush", Memory::None, None, start)
     }
 
-    /// Returns an operation that has ended because its range is not valid.
+    /// Returns an operation that has already failed because its range is invalid.
     fn failed(&self, call: &'static str, memory: Memory) -> Arc<Flight> {
         let state = FlightState { memory, result: Some(-(libc::EINVAL as isize)), waker: None };
         Arc::new(Flight {
@@ -158,7 +159,7 @@ struct FlightState {
 pub(crate) struct Flight {
     functions: &'static Functions,
     call: &'static str,
-    /// The result of a complete one, if it counts bytes.
+    /// The expected result of a complete operation, if the result counts bytes.
     whole: Option<usize>,
     state: Mutex<FlightState>,
 }
@@ -174,7 +175,7 @@ impl Flight {
         }
     }
 
-    /// Wakes the caller, which must find the result elsewhere.
+    /// Wakes the caller, which must get the result from elsewhere.
     pub(crate) fn wake(&self) {
         let waker = self.state.lock().waker.take();
         if let Some(waker) = waker {
@@ -182,12 +183,12 @@ impl Flight {
         }
     }
 
-    /// Returns whether it has ended.
+    /// Returns whether the operation has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.state.lock().result.is_some()
     }
 
-    /// Returns the bytes of its buffer while it is in flight.
+    /// Returns the size of the operation's buffer in bytes while it is in flight.
     pub(crate) fn bytes(&self) -> usize {
         match &self.state.lock().memory {
             Memory::Buffer(buf) => buf.len(),
@@ -216,7 +217,7 @@ impl Flight {
         let fail = |errno| Err(CallError { call: self.call, errno });
         let result = match self.whole {
             _ if result < 0 => fail(i32::try_from(-result).unwrap_or(libc::EIO)),
-            // The image is smaller than it was.
+            // The image has shrunk.
             Some(whole) if result.cast_unsigned() != whole => fail(libc::EIO),
             _ => Ok(()),
         };

@@ -1,4 +1,4 @@
-//! An open image: the calls of librbd that may wait, with everything that they need to be sound.
+//! An open image: the calls of librbd that may block, with everything that they need to be sound.
 #![allow(unsafe_code, reason = "calls of a C library")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -18,12 +18,12 @@ use crate::opening::Stage;
 const EXCLUSIVE: c_int = 0;
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`.
 const EXCLUSIVE_LOCK: u64 = 1 << 2;
-/// The configuration of a cluster, unless the image names another.
+/// The cluster's configuration file, unless the image names another.
 const CONFIGURATION: &str = "/etc/ceph/ceph.conf";
-/// The longest id of an image or of a cluster, in bytes.
+/// Maximum length of the id of an image or of a cluster, in bytes.
 const MAX_ID: usize = 256;
 
-/// The key in an image's metadata of the volume that uses it, or has used it last.
+/// The key in an image's metadata whose value is the volume that uses the image or used it last.
 const HOLDER: &CStr = c"forebay.volume";
 
 /// A failed call.
@@ -45,7 +45,8 @@ pub(crate) fn checked(call: &'static str, result: c_int) -> Result<c_int, CallEr
     if result < 0 { Err(CallError { call, errno: result.saturating_neg() }) } else { Ok(result) }
 }
 
-/// A connection to a cluster, for one image alone: being fenced concerns a connection as a whole.
+/// A connection to a cluster. Each image has its own, because fencing affects a connection as a
+/// whole.
 struct ClusterConnection {
     functions: &'static Functions,
     cluster: Cluster,
@@ -69,13 +70,13 @@ unsafe impl Sync for ImageHandle {}
 /// Called when the header of an image has changed.
 pub(crate) type Signal = Box<dyn Fn() + Send + Sync>;
 
-/// A name without zero bytes, which [`RbdName`] has none of.
+/// Converts a name, which contains no zero bytes because [`RbdName`] allows none.
 fn c_string(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
-/// Returns the file of the cluster's configuration. Without a file that is named, Ceph would look
-/// in the home and the working directory as well, and the configuration names libraries that are
+/// Returns the path of the cluster's configuration file. If no file were named, Ceph would also
+/// search the home and the working directory, and the configuration names libraries that are
 /// loaded.
 fn configuration(name: &RbdName) -> CString {
     use std::os::unix::ffi::OsStrExt;
@@ -123,13 +124,14 @@ impl ClusterConnection {
         let seconds = name.timeout.as_secs().to_string();
         for (option, value) in [
             ("client_mount_timeout", seconds.as_str()),
-            // Forebay is the cache: acknowledged data must be on the cluster, or flushed.
+            // Forebay is the cache: acknowledged data must be on the cluster or be flushed by
+            // Forebay.
             ("rbd_cache", "false"),
             ("rbd_persistent_cache_mode", "disabled"),
-            // A call must not wait until others have ended: it is made on a lane.
+            // Calls are made on a lane, so none may wait until others have ended.
             ("objecter_inflight_ops", "0"),
             ("objecter_inflight_op_bytes", "0"),
-            // The owner of a lock that does not live any more could still write.
+            // Without this, a lock's owner that is considered dead could still write.
             ("rbd_blacklist_on_break_lock", "true"),
             ("rbd_blocklist_on_break_lock", "true"),
         ] {
@@ -194,7 +196,7 @@ impl From<CallError> for OpenFailure {
 }
 
 impl ImageHandle {
-    /// Connects to the cluster and opens the image. May wait for ever.
+    /// Connects to the cluster and opens the image. May block for ever.
     pub(crate) fn open(
         name: &RbdName,
         writable: bool,
@@ -226,8 +228,8 @@ impl ImageHandle {
         checked("rbd_get_size", result).map(|_| size)
     }
 
-    /// Returns the bytes that lie together in one object: the size of an object, unless the image
-    /// is striped.
+    /// Returns the number of bytes that lie together in one object: the size of an object, unless
+    /// the image is striped.
     pub(crate) fn stripe_unit(&self) -> Result<u64, CallError> {
         let mut bytes = 0;
         // SAFETY: the image is open; the result is written to a variable.
@@ -235,7 +237,7 @@ impl ImageHandle {
         checked("rbd_get_stripe_unit", result).map(|_| bytes)
     }
 
-    /// Returns whether the image has a lock for one writer.
+    /// Returns whether the image supports a lock for one writer.
     pub(crate) fn has_lock(&self) -> Result<bool, CallError> {
         let mut features = 0;
         // SAFETY: the image is open; the result is written to a variable.
@@ -243,7 +245,8 @@ impl ImageHandle {
         checked("rbd_get_features", result).map(|_| features & EXCLUSIVE_LOCK != 0)
     }
 
-    /// Returns the identity, which an image that is made anew under the same name does not have.
+    /// Returns the image's identity. An image that is recreated under the same name has another
+    /// one.
     pub(crate) fn identity(&self) -> Result<Option<Identity>, CallError> {
         let mut id = [0u8; MAX_ID];
         // SAFETY: the image is open, and no more is written than the length that is given.
@@ -257,7 +260,7 @@ impl ImageHandle {
         Ok(Identity::new([(IdentityPart::RbdImage, text)]))
     }
 
-    /// Returns the volume that the image's metadata names, as a nil UUID if they hold anything
+    /// Returns the volume that the image's metadata names, or a nil UUID if they contain anything
     /// else.
     pub(crate) fn holder(&self) -> Result<Option<Uuid>, CallError> {
         let (mut text, mut len) = ([0u8; MAX_ID], MAX_ID);
@@ -293,8 +296,8 @@ impl ImageHandle {
         checked("rbd_metadata_set", result).map(drop)
     }
 
-    /// Takes the lock, and keeps it even if others request it. Waits while its owner does not
-    /// answer; an owner whose watch has ended is fenced first.
+    /// Acquires the lock, and keeps it even if other clients request it. Waits while its owner does
+    /// not answer; an owner whose watch has ended is fenced first.
     pub(crate) fn lock(&self) -> Result<(), CallError> {
         // SAFETY: the image is open.
         let result = unsafe { (self.functions().rbd_lock_acquire)(self.image, EXCLUSIVE) };
@@ -310,7 +313,7 @@ impl ImageHandle {
         checked("rbd_is_exclusive_lock_owner", result).map(|_| owner != 0)
     }
 
-    /// Returns the address of the lock's owner, if there is one.
+    /// Returns the address of the lock's owner, or `None` if the lock is free.
     pub(crate) fn owner(&self) -> Option<String> {
         let (mut mode, mut owners, mut count) = (0, [ptr::null_mut::<c_char>(); 1], 1);
         // SAFETY: the image is open; at most `count` addresses are written, each with a zero byte
@@ -331,7 +334,7 @@ impl ImageHandle {
         }
     }
 
-    /// Makes a thread of the library call `signal` when the image's header changes.
+    /// Makes a thread of the library call `signal` whenever the image's header changes.
     pub(crate) fn watch(&self, signal: Signal) -> Result<(), CallError> {
         let signal = Box::into_raw(Box::new(signal));
         let mut number = 0;
@@ -355,7 +358,7 @@ impl ImageHandle {
 }
 
 impl Drop for ImageHandle {
-    /// Closes the image: waits for operations in flight, and releases the lock. May wait for ever.
+    /// Closes the image: waits for operations in flight and releases the lock. May block for ever.
     fn drop(&mut self) {
         if let Some((number, signal)) = self.watch.lock().take() {
             // SAFETY: the image is open. Once the watch has ended, the signal is not called any
@@ -374,7 +377,7 @@ impl Drop for ImageHandle {
     }
 }
 
-/// Ends the process without the destructors of its libraries.
+/// Ends the process without running the destructors of its libraries.
 pub(crate) fn exit_at_once(code: u8) -> ! {
     // SAFETY: it has no conditions, and does not return.
     unsafe { libc::_exit(c_int::from(code)) }

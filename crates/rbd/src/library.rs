@@ -1,5 +1,5 @@
-//! librbd and librados, loaded when they are needed: neither building nor running without images of
-//! Ceph depends on them.
+//! librbd and librados, loaded on first use: Forebay can be built and run without them as long as
+//! no image of Ceph is used.
 #![allow(unsafe_code, reason = "functions of a C library are found by name")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -7,26 +7,26 @@ use std::ffi::{c_char, c_int, c_void};
 use libloading::Library;
 use parking_lot::Mutex;
 
-/// The library's name, with the version of its interface: that has not changed since 2013.
+/// The library's name, with the version of its interface, which has not changed since 2013.
 const LIBRBD: &str = "librbd.so.1";
 
-/// A cluster, an I/O context, an image, a completion: addresses that only the library knows the
-/// meaning of.
+/// A cluster, an I/O context, an image and a completion: opaque addresses, whose meaning only the
+/// library knows.
 pub(crate) type Cluster = *mut c_void;
 pub(crate) type IoContext = *mut c_void;
 pub(crate) type ImagePointer = *mut c_void;
 pub(crate) type Completion = *mut c_void;
 
-/// Called when an operation has ended, with the argument given for that.
+/// Called when an operation has ended, with the argument that was given for it.
 pub(crate) type Completed = unsafe extern "C" fn(Completion, *mut c_void);
 /// Called when the header of an image has changed.
 pub(crate) type Updated = unsafe extern "C" fn(*mut c_void);
 
-/// Declares the functions as fields, and finds each by the name of its field.
+/// Declares the functions as fields, and looks up each by the name of its field.
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
-        /// The functions, as their headers declare them; those that return a number return a
-        /// negated number of an error if they fail.
+        /// The functions, as their headers declare them. Those that return a number return a
+        /// negated error number if they fail.
         pub(crate) struct Functions {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
@@ -86,10 +86,10 @@ functions! {
     rbd_aio_flush(ImagePointer, Completion) -> c_int;
 }
 
-/// Returns the functions; loads the library if that has not succeeded yet.
+/// Returns the functions. Loads the library if that has not succeeded yet.
 ///
 /// # Errors
-/// A sentence for the operator: librbd is missing, or is older than version 16.
+/// A sentence for the operator: librbd is missing or older than version 16.
 pub(crate) fn functions() -> Result<&'static Functions, String> {
     static LOADED: Mutex<Option<&'static Functions>> = Mutex::new(None);
     let mut loaded = LOADED.lock();
@@ -103,7 +103,7 @@ pub(crate) fn functions() -> Result<&'static Functions, String> {
             "librbd cannot be loaded, install Debian's package librbd1 or that of your distribution: {error}"
         )
     })?;
-    // Functions of librados are found as well, because librbd depends on it.
+    // This also finds the functions of librados, because librbd depends on it.
     let found = Functions::find(&librbd)
         .map_err(|error| format!("librbd is too old, at least version 16 is needed: {error}"))?;
     std::mem::forget(librbd);

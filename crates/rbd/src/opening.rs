@@ -1,4 +1,4 @@
-//! Time limits for the opening of an image, and the cause to report where it takes longer.
+//! Time limits for opening an image, and the cause to report when one is exceeded.
 #![allow(clippy::disallowed_methods, reason = "the simulator has no clusters")]
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Additional wait for a lock: the cluster misses a dead owner after 30 s, unless configured
-/// otherwise.
+/// Additional time to wait for a lock: the cluster detects a dead owner after 30 s, unless
+/// configured otherwise.
 const DEAD_OWNER: Duration = Duration::from_secs(60);
 
-/// The step that the opening of an image waits for.
+/// The component or event that the opening of an image waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// The monitors of the cluster.
     Connecting,
     /// The objects of the image.
     Opening,
-    /// The end of another client's lock.
+    /// The release of another client's lock.
     Locking,
 }
 
@@ -41,10 +41,10 @@ impl Stage {
     }
 }
 
-/// Waits for the result of opening until `end`, and longer only while another client has the lock.
+/// Waits for the result of opening until `end`, or longer while another client has the lock.
 ///
 /// # Errors
-/// The component that did not answer in time.
+/// A description of the component that did not answer in time.
 pub(crate) fn wait<T>(
     hear: &Receiver<T>,
     stage: &Mutex<Stage>,
@@ -82,7 +82,7 @@ mod tests {
         });
         assert_eq!(wait(&hear, &Mutex::new(Stage::Locking), Instant::now()), Ok(1));
         teller.join().unwrap();
-        // The sender is gone, so there is no wait.
+        // The sender is dropped, so the call does not wait.
         let error = wait(&hear, &Mutex::new(Stage::Locking), Instant::now()).unwrap_err();
         assert!(error.contains("thread"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! State of an image that the lanes and its thread share.
+//! The state of an image that the lanes and the image's thread share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,9 +17,10 @@ use crate::unattended::Unattended;
 pub(crate) struct News {
     /// The image is unused: the thread closes it in the background.
     pub(crate) closed: Option<Unattended>,
-    /// The header has changed, or an operation has failed as if the lock were lost.
+    /// The image must be checked: its header has changed, or an operation has failed as if the lock
+    /// were lost.
     pub(crate) look: bool,
-    /// A volume wants to be recorded as the one that uses it.
+    /// Claims that are to be recorded, one for each volume that begins to use the image.
     pub(crate) claims: Vec<Arc<ImageClaim>>,
 }
 
@@ -47,14 +48,14 @@ pub(crate) struct SharedImage {
     pub(crate) sectors: Sectors,
     pub(crate) writable: bool,
     pub(crate) identity: Option<Identity>,
-    /// The volume that had claimed it last when it was opened.
+    /// The volume that the image's metadata named when the image was opened.
     pub(crate) holder: Option<Uuid>,
-    /// The volume that has claimed it last, and knows that.
+    /// The volume whose claim is recorded and not taken back.
     pub(crate) claimant: Mutex<Option<Uuid>>,
     pub(crate) bell: Arc<Bell>,
-    /// The size that it has now.
+    /// The image's present size in bytes.
     pub(crate) size_now: AtomicU64,
-    /// Why nothing may be done any more; final.
+    /// The reason why the image may no longer be used. Once set, it stays.
     lost: OnceLock<Arc<str>>,
 }
 
@@ -83,7 +84,7 @@ impl SharedImage {
         }
     }
 
-    /// Returns why nothing may be done any more.
+    /// Returns the reason why the image may no longer be used, if there is one.
     pub(crate) fn lost(&self) -> Option<&Arc<str>> {
         self.lost.get()
     }

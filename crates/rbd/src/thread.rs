@@ -1,5 +1,5 @@
 //! The thread of an image: it opens the image, holds its lock and closes it. It makes every call
-//! that may wait, so no other thread waits for the cluster longer than the image's time limit.
+//! that may block, so no other thread waits for the cluster longer than the image's time limit.
 #![allow(clippy::disallowed_methods, reason = "the simulator has no clusters")]
 
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const PAGE: u32 = 4096;
 const FENCED: &str = "this client was fenced from the cluster, because another one has taken the image over or an operator wanted it: nothing is written to the image any more until the volume is stopped and started again";
 const UNLOCKED: &str = "the image's exclusive lock is lost: nothing is written to the image any more until the volume is stopped and started again";
 
-/// An open image, as its users hold it. The thread closes it when the last of them is gone.
+/// An open image, as its users hold it. The thread closes the image when the last user drops it.
 pub(crate) struct Image {
     shared: Option<Arc<SharedImage>>,
 }
@@ -37,7 +37,7 @@ impl Image {
     pub(crate) fn shared(&self) -> &SharedImage {
         match &self.shared {
             Some(shared) => shared,
-            // It is taken when this is dropped.
+            // The state is taken only when the image is dropped.
             None => unreachable!("the image is in use"),
         }
     }
@@ -47,14 +47,14 @@ impl Drop for Image {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.take() {
             let (bell, unattended) = (shared.bell.clone(), Unattended::enter(&shared.name));
-            // Before the bell rings: the thread has to be the last that holds it.
+            // Dropped before the bell rings, so that the thread holds the last reference.
             drop(shared);
             bell.ring(|news| news.closed = Some(unattended));
         }
     }
 }
 
-/// Opens an image, with its lock if it is to be written to.
+/// Opens an image, and acquires its lock if it is to be written.
 ///
 /// # Errors
 /// See [`crate::RbdDevice::open`].
@@ -64,7 +64,7 @@ pub(crate) fn open(
     memory: Option<MemoryHold>,
 ) -> Result<Image, OpenError> {
     let failed = |kind, cause: String| OpenError::new(kind, name, cause);
-    // All of it together takes no longer, except for a lock whose owner does not answer.
+    // All steps together take no longer, unless the lock's owner does not answer.
     let end = Instant::now() + name.timeout;
     if !wait_for(|other| other.same_image(name), end) {
         let cause = "its last use by this daemon has not ended yet: the cluster does not answer";
@@ -150,7 +150,7 @@ fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<Share
             *stage.lock() = Stage::Locking;
         }
         lock(name, &handle, owner)?;
-        // Object stores that fall silent from here on have no owner to blame.
+        // If the cluster falls silent from here on, the cause is not another client's lock.
         *stage.lock() = Stage::Opening;
     }
     let bytes = handle.size().map_err(call)?;
@@ -159,11 +159,11 @@ fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<Share
         let cause = format!("its size of {bytes} bytes cannot be used");
         return Err(failed(OpenErrorKind::BadSize, cause));
     }
-    // A page is the unit in which object stores allocate at least.
+    // Object stores allocate in units of at least a page.
     let object = handle.stripe_unit().ok().and_then(|bytes| u32::try_from(bytes).ok());
     let sectors = Sectors::told(SECTOR as u32, PAGE, PAGE, object.unwrap_or(0));
     let identity = handle.identity().map_err(call)?;
-    // Under the lock, so that no client changes it.
+    // Read under the lock, so that no other client changes it.
     let holder = handle.holder().map_err(call)?;
     let shared = SharedImage::new(handle, name, (size, sectors), writable, identity, holder);
     let bell = shared.bell.clone();
@@ -171,7 +171,7 @@ fn prepare(name: &RbdName, writable: bool, stage: &Mutex<Stage>) -> Result<Share
     Ok(shared)
 }
 
-/// Takes the lock, from `owner` if there is one.
+/// Acquires the lock. `owner` is the client that holds it, if any.
 fn lock(name: &RbdName, handle: &ImageHandle, owner: Option<String>) -> Result<(), OpenError> {
     if let Some(owner) = &owner {
         tracing::info!(device = %name, owner, "the image is locked; if the owner does not answer, it is fenced and the lock is taken over");
@@ -197,7 +197,7 @@ fn lock(name: &RbdName, handle: &ImageHandle, owner: Option<String>) -> Result<(
     })
 }
 
-/// Watches size and lock, and records claims, until the image is unused.
+/// Watches the size and the lock, and records claims, until the image is unused.
 fn watch(shared: &Arc<SharedImage>) {
     let mut recording: Vec<JoinHandle<()>> = Vec::new();
     loop {
@@ -219,8 +219,7 @@ fn watch(shared: &Arc<SharedImage>) {
         if shared.writable {
             match shared.handle.is_owner() {
                 Ok(true) => {}
-                // It looks like this for a moment when the lock is taken anew after a lost
-                // connection.
+                // The lock briefly appears lost while it is reacquired after a lost connection.
                 Ok(false) => {
                     std::thread::sleep(ASKING);
                     if matches!(shared.handle.is_owner(), Ok(false)) {
@@ -235,12 +234,12 @@ fn watch(shared: &Arc<SharedImage>) {
             shared.note_size(size);
         }
     }
-    // These threads use the image, which is closed next. Their claimants have long given up.
+    // These threads use the image, which is closed next. Their claimants gave up long ago.
     recording.into_iter().for_each(|thread| drop(thread.join()));
 }
 
-/// Records a claim on a thread of its own: the call may wait for ever, and must not keep the
-/// image's thread from asking for the lock.
+/// Records a claim on a separate thread: the call may block for ever, and must not keep the image's
+/// thread from checking the lock.
 fn record(shared: &Arc<SharedImage>, claim: Arc<ImageClaim>) -> Option<JoinHandle<()>> {
     let (own, recorded) = (shared.clone(), claim.clone());
     let alive = Alive::enter();
@@ -260,7 +259,8 @@ fn record(shared: &Arc<SharedImage>, claim: Arc<ImageClaim>) -> Option<JoinHandl
     thread.map_err(failed).ok()
 }
 
-/// Evaluates the error of an operation for the state of the lock.
+/// Marks the image as lost if the error of an operation says that the lock is lost or the client
+/// fenced.
 pub(crate) fn judge(shared: &SharedImage, errno: i32) {
     match errno {
         libc::ESHUTDOWN => shared.lose(FENCED),

@@ -1,4 +1,4 @@
-//! Work in the background: images that are being opened or closed, and threads at the end of the
+//! Background work: images that are being opened or closed, and the threads at the end of the
 //! process.
 #![allow(clippy::disallowed_methods, reason = "the simulator has no clusters")]
 
@@ -10,11 +10,11 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::handle;
 
-/// Images that are being opened or closed by a thread in the background.
+/// Images that a background thread is opening or closing.
 static UNATTENDED: Mutex<Vec<RbdName>> = Mutex::new(Vec::new());
 static FEWER: Condvar = Condvar::new();
 
-/// An image in the list of unattended ones.
+/// An entry in the list of unattended images.
 pub(crate) struct Unattended(RbdName);
 
 impl Unattended {
@@ -35,8 +35,8 @@ impl Drop for Unattended {
     }
 }
 
-/// Waits, at most until `end`, until no image that `which` selects is being opened or closed
-/// unattended.
+/// Waits, at most until `end`, until no image that `which` selects is being opened or closed in the
+/// background.
 pub(crate) fn wait_for(which: impl Fn(&RbdName) -> bool, end: Instant) -> bool {
     let mut all = UNATTENDED.lock();
     while all.iter().any(&which) {
@@ -47,9 +47,9 @@ pub(crate) fn wait_for(which: impl Fn(&RbdName) -> bool, end: Instant) -> bool {
     true
 }
 
-/// Waits until the unused images are closed and their locks released. If the process ends before
-/// that, an image stays locked until the cluster misses the process, half a minute later. Returns
-/// whether all are closed.
+/// Waits until the unused images are closed and their locks released. If the process ends earlier,
+/// an image stays locked until the cluster detects that the process is gone, half a minute later.
+/// Returns whether all images are closed.
 pub fn wait_closed(most: Duration) -> bool {
     wait_for(|_| true, Instant::now() + most)
 }
@@ -57,7 +57,7 @@ pub fn wait_closed(most: Duration) -> bool {
 /// Number of threads of images.
 static ALIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts one of them.
+/// Counts a thread of an image while it runs.
 pub(crate) struct Alive;
 
 impl Alive {
@@ -73,8 +73,8 @@ impl Drop for Alive {
     }
 }
 
-/// Ends the process. Where a thread still waits for a cluster, nothing is torn down first: the
-/// library does not stand that while it is in use.
+/// Ends the process. While a thread still waits for a cluster, destructors are skipped: the library
+/// does not tolerate being torn down while it is in use.
 pub fn exit(code: u8) -> ! {
     if ALIVE.load(Ordering::SeqCst) > 0 {
         handle::exit_at_once(code);

@@ -1,5 +1,5 @@
-//! Images of a real cluster, as lanes use them. `scripts/cluster-test` has one; without it nothing
-//! is tested.
+//! Images of a real cluster, used as lanes use them. `scripts/cluster-test` provides the cluster;
+//! without it nothing is tested.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -21,7 +21,8 @@ std::thread_local! {
     static HERE: RefCell<Option<LaneLoop>> = const { RefCell::new(None) };
 }
 
-/// The configuration of the cluster; `None`, and a line that says so, if there is none.
+/// Returns the configuration of the cluster. `None` if there is no cluster; a line is then printed
+/// that says so.
 fn cluster() -> Option<PathBuf> {
     let conf = std::env::var_os("FOREBAY_CEPH_CONF").map(PathBuf::from);
     if conf.is_none() {
@@ -39,7 +40,7 @@ fn name(text: &str, conf: &std::path::Path) -> RbdName {
     format!("rbd:rbd/{text}?conf={}", conf.display()).parse().expect("good")
 }
 
-/// Runs a job with a queue to the device on a lane of its own.
+/// Runs a job with a queue to the device on a separate lane.
 fn on_lane<F: Future<Output = ()> + 'static>(
     device: &Arc<dyn Device>,
     job: impl FnOnce(Queue) -> F + Send + 'static,
@@ -90,7 +91,7 @@ fn written_data_is_read_back_and_zeroed_data_is_zero() {
         for number in 0..32u8 {
             check(&queue, u64::from(number) * MIB + 512, MIB / 2, number + 1).await;
         }
-        // Neither end is where an object, or a part of one that can be deallocated, begins.
+        // Neither end of the range is aligned to an object or to a part that can be deallocated.
         for op in [
             DeviceOp::Discard { offset: 4 * MIB + 1024, len: 8 * MIB },
             DeviceOp::WriteZeroes { offset: 16 * MIB + 1024, len: 8 * MIB },
@@ -105,7 +106,7 @@ fn written_data_is_read_back_and_zeroed_data_is_zero() {
         assert_eq!(beyond.kind, DeviceErrorKind::Invalid);
     });
     let identity = device.identity().expect("known");
-    // A second writer is refused while the first lives, and has it afterwards.
+    // A second writer is refused while the first is alive, and can open the image afterwards.
     let refused = RbdDevice::open(&name("unit-basics", &conf), Access::Exclusive, None)
         .err()
         .expect("locked");

@@ -1,4 +1,4 @@
-//! Checks the content after a power cut: opens a cache from it, and reads everything.
+//! Checks the content after a power cut: opens a cache with it, and reads everything.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,10 +20,10 @@ use crate::own_lane::{OwnLane, PATIENCE, VOLUME};
 use crate::plan::Plan;
 use crate::stamp::Sequence;
 
-/// Blocks of one read.
+/// Number of blocks per read.
 const RUN: u64 = 16;
 
-/// The content after a power cut, and the data that it must have.
+/// The content after a power cut, and the data that it must contain.
 pub(crate) struct Cut {
     pub(crate) cache: Vec<u8>,
     pub(crate) origin: Vec<u8>,
@@ -31,8 +31,8 @@ pub(crate) struct Cut {
     pub(crate) durable: Vec<Sequence>,
 }
 
-/// Opens the content after a power cut with working devices, and checks that every sector has at
-/// least the durable data.
+/// Opens the content after a power cut with devices that work, and checks that every sector
+/// contains at least the durable data.
 pub(crate) fn check_cut(plan: &Plan, cut: Cut, model: &Arc<SectorModel>) {
     model.counts.cuts.fetch_add(1, Ordering::Relaxed);
     let power: Power = Arc::new(RwLock::new(()));
@@ -41,7 +41,7 @@ pub(crate) fn check_cut(plan: &Plan, cut: Cut, model: &Arc<SectorModel>) {
     let origin = Disk::new("origin", cut.origin, nature(plan.origin), &power);
     let book = Book::new(cut.notes, &power);
     let own = OwnLane::new(0, Arc::new(MonotonicClock::new()));
-    // Every other time before its index is loaded.
+    // After every other cut, the index is loaded only after the cache is opened.
     let later = model.counts.cuts.load(Ordering::Relaxed).is_multiple_of(2);
     let options = StoreOptions {
         shards: plan.shards,
@@ -54,7 +54,7 @@ pub(crate) fn check_cut(plan: &Plan, cut: Cut, model: &Arc<SectorModel>) {
         let (engine, _) = EngineLane::open(context, device, options).await?;
         engine.cache.set_ledger(book);
         match engine.attach(VOLUME, behind.clone(), false).await {
-            // Writes that no flush has covered are lost with a device that has failed.
+            // Writes that were not flushed may be lost if a device has failed.
             Err(error) if may_lose && error.kind == EngineErrorKind::DataAtRisk => {
                 engine.attach(VOLUME, behind, true).await?;
             }

@@ -1,4 +1,4 @@
-//! The clients of one lane: they read everything, write their own sectors, and flush.
+//! The clients of one lane: they read all blocks, write their own sectors, and flush.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -22,7 +22,7 @@ use crate::stamp::{self, SECTOR, Sequence};
 pub(crate) const BLOCK: u64 = 4096;
 /// Sectors of a block.
 pub(crate) const SECTORS: u64 = BLOCK / SECTOR as u64;
-/// Neighbouring blocks that one lane writes.
+/// Number of neighbouring blocks that one lane writes.
 const STRETCH: u64 = 64;
 /// Requests in flight.
 const DEPTH: usize = 24;
@@ -61,7 +61,7 @@ pub(crate) struct Clients {
     pub(crate) model: Arc<SectorModel>,
     pub(crate) volume: Rc<dyn BlockService>,
     pub(crate) lane: Rc<Lane>,
-    /// Lanes whose clients have ended.
+    /// Number of lanes whose clients have ended.
     pub(crate) ended: Arc<AtomicU16>,
     random: fastrand::Rng,
     asked: HashMap<u64, (Asked, Instant)>,
@@ -113,8 +113,8 @@ impl Clients {
         }
     }
 
-    /// Works until the model says that it ends, and goes on running the lane until no lane has a
-    /// request in flight. `durable` is called when more has become durable.
+    /// Works until the model ends the run, and then continues to run the lane until no lane has a
+    /// request in flight. `durable` is called whenever more data has become durable.
     pub(crate) fn run(&mut self, mut durable: impl FnMut(&mut fastrand::Rng), each: impl Fn()) {
         let mut told = false;
         while !(told && self.ended.load(Ordering::SeqCst) == self.lanes) {
@@ -311,7 +311,7 @@ impl Clients {
     }
 
     fn note_failure(&self, asked: &Asked, error: &IoError) {
-        // As a sync that fails does, a write that has to be durable may have lost earlier ones.
+        // Like a failed sync, a failed durable write may have lost earlier writes.
         if matches!(asked, Asked::Flush { .. } | Asked::Write { durably: true, .. }) {
             self.model.flush_failed();
         }

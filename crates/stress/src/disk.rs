@@ -1,4 +1,5 @@
-//! Devices in RAM that all lanes use at once, with a volatile write cache, power cuts and failures.
+//! Devices in RAM that all lanes use simultaneously, with a volatile write cache, power cuts and
+//! failures.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,23 +16,23 @@ use forebay_device::{
 use forebay_engine::{Ledger, Note, Noted};
 use parking_lot::{Mutex, RwLock};
 
-/// Bytes under one lock.
+/// Number of bytes that one lock protects.
 const PART: usize = 32 << 10;
-/// A power cut tears writes between these.
+/// The unit of a torn write, in bytes: a power cut keeps or loses it as a whole.
 const ATOM: usize = 512;
 
 /// Held for reading while a device changes, and for writing at the instant at which the power fails
-/// everywhere.
+/// on all devices.
 pub(crate) type Power = Arc<RwLock<()>>;
 
 /// The behaviour of a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Nature {
-    /// Whether its log writes can be durable on completion.
+    /// Whether log writes to the device can be durable on completion.
     pub(crate) writes_durably: bool,
-    /// Whether it can be read without waiting.
+    /// Whether the device can be read without waiting.
     pub(crate) reads_at_once: bool,
-    /// The most turns of a lane that an operation takes.
+    /// Maximum number of turns of a lane that an operation takes.
     pub(crate) turns: u32,
 }
 
@@ -56,8 +57,8 @@ struct Medium {
     image: Vec<u8>,
     /// Writes in order.
     unsynced: Vec<Unsynced>,
-    /// Up to this number, a sync has failed: no later one makes them durable, though the power cut
-    /// may spare them.
+    /// A sync has failed over the writes up to this number: no later sync makes them durable,
+    /// though they may survive a power cut.
     given_up: u64,
     next: u64,
 }
@@ -69,7 +70,7 @@ impl Unsynced {
 }
 
 impl Medium {
-    /// Drops writes that are older than a durable one, given by their numbers, and overlap it: no
+    /// Drops writes that overlap a newer durable write, which is given by its number and range: no
     /// power cut restores them.
     fn forget_older(&mut self, durable: &[(u64, Range<usize>)]) {
         self.unsynced.retain(|old| {
@@ -110,7 +111,7 @@ impl Disk {
         Arc::new(DiskRef(self.clone()))
     }
 
-    /// Visits the parts of a range, each with the offset within its part.
+    /// Calls `visit` for each part of a range, with the offset within the part.
     fn parts(offset: usize, len: usize, mut visit: impl FnMut(usize, usize, Range<usize>)) {
         let mut done = 0;
         while done < len {
@@ -148,8 +149,8 @@ impl Disk {
         medium.unsynced.push(Unsynced { number, offset, data: data.to_vec() });
     }
 
-    /// Makes writes durable that were made before the sync began, unless an earlier sync has failed
-    /// over them.
+    /// Makes the writes durable that were made before the sync began, unless an earlier sync has
+    /// failed over them.
     fn sync(&self, begun: u64) {
         let _powered = self.power.read();
         let medium = &mut *self.medium.lock();
@@ -165,14 +166,15 @@ impl Disk {
         medium.forget_older(&durable);
     }
 
-    /// Behaves like a system whose sync fails: it reports the failure once, and drops the writes.
+    /// Behaves like a system whose sync fails: the failure is reported once, and the writes are
+    /// dropped.
     fn sync_fails(&self, begun: u64) {
         let medium = &mut *self.medium.lock();
         medium.given_up = medium.given_up.max(begun);
     }
 
-    /// Returns the content if the power fails now. Of the data that is not durable some is there,
-    /// whole or in part. The caller has cut the power.
+    /// Returns the content that remains if the power fails now. Of the data that is not durable, a
+    /// random part remains, and writes may be torn. The caller has cut the power.
     pub(crate) fn left(&self, random: &mut fastrand::Rng) -> Vec<u8> {
         let medium = self.medium.lock();
         let mut image = medium.image.clone();
@@ -235,7 +237,7 @@ impl Device for DiskRef {
     }
 }
 
-/// An operation, with the turns that are left and the number of the next write when it began.
+/// An operation, with its remaining turns and the number of the next write when it began.
 struct Doing {
     op: Option<DeviceOp>,
     turns: u32,
@@ -334,7 +336,7 @@ impl DeviceQueue for DiskQueue {
     }
 }
 
-/// Notes beside the devices, durable as soon as they are written.
+/// Notes that are stored outside the devices, and are durable as soon as they are written.
 pub(crate) struct Book {
     notes: Mutex<HashMap<String, Note>>,
     power: Power,

@@ -1,13 +1,13 @@
-//! Lanes on threads of their own, a tiny cache, power cuts, failing devices, and a check of all
-//! read data.
+//! Lanes on separate threads, a tiny cache, power cuts, failing devices, and a check of all data
+//! that is read.
 //!
-//! The simulator runs all lanes in one thread; this program runs them as the daemon does. So it
-//! finds effects that need threads, and it is not repeatable: a seed determines the clients'
-//! requests, not their times.
+//! The simulator runs all lanes in one thread; this program runs them as the daemon does. It
+//! therefore finds effects that need threads, but is not repeatable: a seed determines the clients'
+//! requests, not their timing.
 //!
 //! - `stamp`: the content of sectors
-//! - `model`: the clients' knowledge of them
-//! - `disk`: devices with a volatile write cache, and the notes beside them
+//! - - `model`: what the clients know about the sectors
+//! - - `disk`: devices with a volatile write cache, and the notes outside the devices
 //! - `plan`: the configurations
 //! - `client`: the clients of a lane
 //! - `own_lane`: the lane itself
@@ -32,10 +32,10 @@ use std::time::{Duration, Instant};
 use forebay_store::PlantedBug;
 use plan::Plan;
 
-/// The most lanes: each needs a part of a block for itself.
+/// Maximum number of lanes: each needs its own part of a block.
 pub const MOST_LANES: u16 = 8;
 
-/// Amount of work on one configuration.
+/// The amount of work done with one configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tried {
     /// Lives of devices.
@@ -44,13 +44,13 @@ pub struct Tried {
     pub reads: u64,
     /// Writes.
     pub writes: u64,
-    /// Reads and writes that were answered at once.
+    /// Reads and writes that completed immediately.
     pub at_once: u64,
-    /// Flushes that succeeded.
+    /// Successful flushes.
     pub flushes: u64,
-    /// Requests and commands that failed.
+    /// Failed requests and commands.
     pub errors: u64,
-    /// Power cuts after which everything was read.
+    /// Power cuts after which all sectors were read.
     pub cuts: u64,
     /// Changes of mode.
     pub modes: u64,
@@ -66,14 +66,14 @@ impl fmt::Display for Tried {
     }
 }
 
-/// A guarantee that was broken.
+/// A violation of a guarantee.
 #[derive(Clone, Debug)]
 pub struct Violation {
     /// The observation.
     pub what: String,
     /// When, since the configuration began.
     pub after: Duration,
-    /// The work until then.
+    /// The work until the violation.
     pub tried: Tried,
 }
 
@@ -82,11 +82,11 @@ pub fn names() -> Vec<&'static str> {
     Plan::all().iter().map(|plan| plan.name).collect()
 }
 
-/// Tries a configuration for a time, with 2 to [`MOST_LANES`] lanes, and with a known bug. An
-/// unknown one has nothing wrong.
+/// Runs a configuration for a time, with 2 to [`MOST_LANES`] lanes, and with a known bug. An
+/// unknown configuration is not run and reports no violation.
 ///
 /// # Errors
-/// The first guarantee that was broken.
+/// The first violation of a guarantee.
 pub fn run(
     name: &str,
     seed: u64,

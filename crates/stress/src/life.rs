@@ -1,5 +1,4 @@
-//! One life of a cache: a thread for each lane, clients on all of them, and power cuts at any
-//! instant.
+//! One life of a cache: one thread per lane, clients on all lanes, and power cuts at any instant.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -32,10 +31,10 @@ use crate::stamp::Sequence;
 
 /// Time between two changes of mode.
 const MODE_STAYS: Duration = Duration::from_millis(25);
-/// Power cuts wait for each other, as each is a copy of all devices.
+/// Minimum time between two power cuts, each of which copies all devices.
 const CUT_EVERY: Duration = Duration::from_millis(40);
 
-/// State that all threads share.
+/// The state that all threads share.
 struct Life {
     plan: Plan,
     seed: u64,
@@ -56,7 +55,7 @@ struct Life {
 }
 
 impl Life {
-    /// Cuts the power now, unless that was done a moment ago.
+    /// Cuts the power, unless it was cut a moment ago.
     fn perhaps_cut(&self, random: &mut fastrand::Rng) {
         if self.last_cut.lock().elapsed() < CUT_EVERY || self.cutting.swap(true, Ordering::SeqCst) {
             return;
@@ -64,12 +63,12 @@ impl Life {
         let cut = self.cut(random);
         *self.last_cut.lock() = Instant::now();
         self.cutting.store(false, Ordering::SeqCst);
-        // If the previous one is still being checked, this one is skipped.
+        // If the previous cut is still being checked, this one is skipped.
         _ = self.cuts.try_send(cut);
     }
 
     fn cut(&self, random: &mut fastrand::Rng) -> Cut {
-        // Asked before the power fails: more may be durable, but not less.
+        // Read before the power fails: by then more writes may be durable, but not fewer.
         let durable = self.model.durable();
         let _cut = self.power.write();
         Cut {
@@ -90,7 +89,7 @@ impl Life {
         }
     }
 
-    /// Formats the cache device, opens it, and creates the volume.
+    /// Formats and opens the cache device, and creates the volume.
     async fn create(self: Arc<Self>, context: LaneContext) -> Result<Rc<EngineLane>, EngineError> {
         let device = self.cache.device();
         let queue = context.open(&device)?;
@@ -152,7 +151,7 @@ impl Life {
         lane.abandon();
     }
 
-    /// Ends in order, with all lanes; then everything that was acknowledged is there.
+    /// Closes the cache in order, with all lanes; all acknowledged data is then stored.
     fn close(
         &self,
         number: u16,
@@ -237,7 +236,7 @@ impl Modes {
     }
 }
 
-/// Checks that the origin has everything that was acknowledged before a drain.
+/// Checks that the origin contains everything that was acknowledged before a drain.
 fn compare_origin(life: &Life, acknowledged: &[Sequence]) {
     let mut block = vec![0; BLOCK as usize];
     for number in 0..life.plan.blocks {
@@ -270,7 +269,7 @@ fn tier_of(plan: &Plan, clock: &Arc<dyn Clock>) -> Option<Arc<Tier>> {
     Some(Arc::new(tier))
 }
 
-/// Lives for a time, and checks the content after each power cut.
+/// Runs one life for the given time, and checks the content after each power cut.
 pub(crate) fn live(
     plan: &Plan,
     (seed, bug): (u64, Option<PlantedBug>),
@@ -313,7 +312,7 @@ pub(crate) fn live(
                 let run = AssertUnwindSafe(|| thread_of(life, number, &give, &take));
                 if catch_unwind(run).is_err() {
                     model.violated(format!("lane {number} has panicked"));
-                    // The others do not wait for it.
+                    // Makes the other lanes end without waiting for this one.
                     ended.store(lanes, Ordering::SeqCst);
                 }
             });
@@ -324,7 +323,7 @@ pub(crate) fn live(
     model
 }
 
-/// Opens the cache on this thread, or joins it, and runs the lane.
+/// Opens the cache on this thread, or joins a cache that another thread opened, and runs the lane.
 fn thread_of(
     life: Arc<Life>,
     number: u16,
@@ -352,8 +351,8 @@ fn thread_of(
     life.run_lane(number, engine, &own);
 }
 
-/// Waits for the end of a life; makes devices fail from some time on; checks the content after
-/// power cuts.
+/// Waits for the end of a life. Makes devices fail from some point in time on, and checks the
+/// content after power cuts.
 fn watch(life: &Arc<Life>, left: &Receiver<Cut>, time: Duration) {
     let began = Instant::now();
     let fails_at = time.mul_f64(fastrand::Rng::with_seed(life.seed).f64() * 0.7);
@@ -380,7 +379,7 @@ fn watch(life: &Arc<Life>, left: &Receiver<Cut>, time: Duration) {
             Err(_) => (),
         }
     }
-    // The last one is sent before the lanes end.
+    // The last power cut is sent before the lanes end.
     while let Ok(cut) = left.recv_timeout(Duration::from_millis(200)) {
         check_cut(&life.plan, cut, &life.model);
     }

@@ -1,4 +1,4 @@
-//! `forebay-stress`: tries lanes on threads of their own, see the library.
+//! `forebay-stress`: tests lanes on separate threads; see the library.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! The clients' knowledge: which writes of each sector were begun, which were acknowledged, and
+//! What the clients know: which writes of each sector were begun, which were acknowledged, and
 //! which are durable.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -7,16 +7,17 @@ use parking_lot::Mutex;
 
 use crate::stamp::{self, SECTOR, SectorValue, Sequence};
 
-/// One sector. It is written by one lane only, by one request at a time.
+/// One sector. Only one lane writes it, with one request at a time.
 #[derive(Default)]
 struct Sector {
     begun: AtomicU32,
     acknowledged: AtomicU32,
-    /// The last write that wrote zeroes.
+    /// The last write of zeroes.
     zeroed: AtomicU32,
     /// A power cut must leave at least this write.
     durable: AtomicU32,
-    /// Writes up to this one were not flushed when a flush failed: no later flush promises them.
+    /// Writes up to this one were not flushed when a flush failed: no later flush makes them
+    /// durable.
     doubtful: AtomicU32,
 }
 
@@ -25,7 +26,7 @@ struct Sector {
 pub(crate) struct WorkCounts {
     pub(crate) reads: AtomicU64,
     pub(crate) writes: AtomicU64,
-    /// Requests among both that were answered at once.
+    /// Reads and writes that completed immediately.
     pub(crate) at_once: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) errors: AtomicU64,
@@ -37,7 +38,7 @@ pub(crate) struct WorkCounts {
 pub(crate) struct SectorModel {
     sectors: Box<[Sector]>,
     pub(crate) counts: WorkCounts,
-    /// Whether devices may fail, so that requests may.
+    /// Whether devices may fail, so that requests may fail as well.
     pub(crate) fails: bool,
     ends: AtomicBool,
     violation: Mutex<Option<String>>,
@@ -67,7 +68,7 @@ impl SectorModel {
         self.ends.load(Ordering::Relaxed)
     }
 
-    /// Notes the first thing that is wrong, and has clients end.
+    /// Records the first violation, and ends the clients.
     pub(crate) fn violated(&self, what: String) {
         self.violation.lock().get_or_insert(what);
         self.end();
@@ -77,7 +78,7 @@ impl SectorModel {
         self.violation.lock().clone()
     }
 
-    /// Notes that a request has ended with an error, which is wrong where no device fails.
+    /// Counts a request that has failed, which is a violation unless devices may fail.
     pub(crate) fn failed(&self, what: &str) {
         self.counts.errors.fetch_add(1, Ordering::Relaxed);
         if !self.fails {
@@ -85,7 +86,7 @@ impl SectorModel {
         }
     }
 
-    /// Begins a write of a sector. Returns its sequence.
+    /// Begins a write of a sector. Returns the sequence number of the write.
     pub(crate) fn begin(&self, sector: u64, zeroes: bool) -> Sequence {
         let own = &self.sectors[sector as usize];
         let sequence = own.begun.load(Ordering::Relaxed) + 1;
@@ -100,7 +101,7 @@ impl SectorModel {
         self.sectors[sector as usize].acknowledged.store(sequence, Ordering::SeqCst);
     }
 
-    /// Returns the least sequence that a read that begins now may find.
+    /// Returns the lowest sequence that a read that begins now may return.
     pub(crate) fn least(&self, sector: u64) -> Sequence {
         self.sectors[sector as usize].acknowledged.load(Ordering::SeqCst)
     }
@@ -110,7 +111,7 @@ impl SectorModel {
         (0..self.sectors()).map(|sector| self.least(sector)).collect()
     }
 
-    /// Notes that a sector's write is durable.
+    /// Records that a sector's write is durable.
     pub(crate) fn is_durable(&self, sector: u64, sequence: Sequence) {
         let own = &self.sectors[sector as usize];
         if sequence > own.doubtful.load(Ordering::SeqCst) {
@@ -118,7 +119,8 @@ impl SectorModel {
         }
     }
 
-    /// Notes that a flush has ended that began when `acknowledged` was so.
+    /// Records that a flush has succeeded which began when the acknowledged writes were
+    /// `acknowledged`.
     pub(crate) fn flushed(&self, acknowledged: &[Sequence]) {
         self.counts.flushes.fetch_add(1, Ordering::Relaxed);
         for (sector, sequence) in (0..).zip(acknowledged) {
@@ -126,19 +128,19 @@ impl SectorModel {
         }
     }
 
-    /// Notes that a flush has failed.
+    /// Records that a flush has failed.
     pub(crate) fn flush_failed(&self) {
         for own in &self.sectors {
             own.doubtful.fetch_max(own.begun.load(Ordering::SeqCst), Ordering::SeqCst);
         }
     }
 
-    /// Returns the writes of all sectors that a power cut must leave.
+    /// Returns, for each sector, the write that must survive a power cut.
     pub(crate) fn durable(&self) -> Vec<Sequence> {
         self.sectors.iter().map(|own| own.durable.load(Ordering::SeqCst)).collect()
     }
 
-    /// Checks sectors that were read. `least`: of each, the least sequence that is right.
+    /// Checks sectors that were read. `least` contains the lowest valid sequence of each sector.
     pub(crate) fn check(&self, first: u64, bytes: &[u8], least: &[Sequence], how: &str) {
         for ((sector, bytes), least) in (first..).zip(bytes.chunks_exact(SECTOR)).zip(least) {
             let own = &self.sectors[sector as usize];

@@ -1,4 +1,4 @@
-//! A lane that a thread drives.
+//! A lane that the calling thread runs.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -28,7 +28,7 @@ impl OwnLane {
         OwnLane { context: LaneContext { lane, queues, register: Rc::new(|_| ()) } }
     }
 
-    /// Runs a future to its end. `None`: it does not end.
+    /// Runs a future to completion. Returns `None` if it does not complete in time.
     pub(crate) fn block_on<T: 'static>(
         &self,
         future: impl Future<Output = T> + 'static,

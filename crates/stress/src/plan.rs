@@ -1,4 +1,4 @@
-//! The configurations that are tried side by side.
+//! The configurations that are run concurrently.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ pub(crate) enum RamTier {
     None,
     /// Copies, of this many bytes.
     Copies(u64),
-    /// Also writes that wait to be written down.
+    /// Also deferred writes, of this many bytes together with the copies.
     Deferred(u64),
 }
 
-/// Operations that begin to fail at some time of a life.
+/// Rates of failing operations, which apply from some point of a life on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Failing {
     /// Failures per million reads, writes and syncs of the cache device.
@@ -34,9 +34,10 @@ pub(crate) struct Plan {
     pub(crate) cache_bytes: u64,
     /// Blocks of the volume.
     pub(crate) blocks: u64,
-    /// Blocks at its beginning that get three quarters of the requests.
+    /// Number of blocks at the beginning of the volume that get three quarters of the requests.
     pub(crate) hot: u64,
-    /// Whether each lane writes to a part of every block; otherwise to blocks of its own.
+    /// Whether each lane writes to a part of every block. Otherwise, each lane writes to separate
+    /// blocks.
     pub(crate) shares_blocks: bool,
     pub(crate) cache: Nature,
     pub(crate) origin: Nature,
@@ -45,7 +46,7 @@ pub(crate) struct Plan {
     /// Whether the mode changes all the time.
     pub(crate) changes_mode: bool,
     pub(crate) failing: Failing,
-    /// Lifetime of the devices, after which there are new ones.
+    /// Lifetime of the devices, after which they are replaced by new ones.
     pub(crate) life: Duration,
 }
 
@@ -69,7 +70,7 @@ fn base(name: &'static str) -> Plan {
     }
 }
 
-/// Devices whose failures cost little time of a life.
+/// Returns a configuration whose devices fail at these rates, with a short life.
 fn failing(name: &'static str, cache: [u32; 3], origin: [u32; 3]) -> Plan {
     let life = Duration::from_secs(2);
     Plan { failing: Failing { cache, origin }, life, ..base(name) }
@@ -102,7 +103,8 @@ impl Plan {
         self.with(|plan| plan.changes_mode = true)
     }
 
-    /// Whether a change of mode ends with everything on the origin, which can be compared then.
+    /// Returns whether a change of mode ends with all data on the origin, so that the origin can be
+    /// compared.
     pub(crate) fn compares_origin(&self) -> bool {
         !matches!(self.ram, RamTier::Deferred(_)) && self.failing == Failing::default()
     }

@@ -1,10 +1,10 @@
-//! The content of a sector: which one it is, and how often it had been written.
+//! The content of a sector: the number of the sector and of the write.
 
 /// Bytes of a sector.
 pub(crate) const SECTOR: usize = 512;
 const WORD: usize = 8;
 
-/// The sequence of a sector's first write. Before that it is zero.
+/// The number of a write of a sector: 1 for the first write; 0 before it.
 pub(crate) type Sequence = u32;
 
 /// The content of a sector.
@@ -13,7 +13,7 @@ pub(crate) enum SectorValue {
     Zeroes,
     /// Written as this sector, with this sequence.
     Written(Sequence),
-    /// The content of another sector, or of no single write.
+    /// The content of another sector, or a mixture of several writes.
     Alien,
 }
 

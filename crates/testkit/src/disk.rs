@@ -20,7 +20,7 @@ const PAGE: usize = 4096;
 /// Creates a device of `mib` MiB in RAM.
 ///
 /// # Panics
-/// If there is not enough memory.
+/// Panics if there is not enough memory.
 pub fn ram(mib: u64) -> Arc<dyn Device> {
     RamDevice::new(&format!("ram:{mib}M"), mib << 20).expect("memory")
 }
@@ -61,7 +61,7 @@ fn at_once(device: &Arc<dyn Device>, op: DeviceOp) -> IoBuf {
 /// The content of a disk before each write.
 type States = Arc<Mutex<Vec<Vec<u8>>>>;
 
-/// A disk in RAM. Accesses by these methods bypass the faults and are not counted.
+/// A disk in RAM. Accesses with these methods bypass the faults and are not counted.
 pub struct Disk {
     /// The device for the code under test.
     pub device: Arc<dyn Device>,
@@ -72,10 +72,10 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Creates a disk with this content, which has whole pages.
+    /// Creates a disk with this content, whose length is a multiple of a page.
     ///
     /// # Panics
-    /// If there is not enough memory.
+    /// Panics if there is not enough memory.
     pub fn of(content: &[u8]) -> Disk {
         let ram: Arc<dyn Device> =
             RamDevice::new("disk", content.len() as u64).expect("whole pages, and memory");
@@ -94,7 +94,7 @@ impl Disk {
         poke(&self.ram, 0, content);
     }
 
-    /// Changes one page.
+    /// Changes one page with `change`.
     pub fn edit(&self, page: usize, change: impl FnOnce(&mut [u8])) {
         let mut content = peek(&self.ram, bytes(page).start, PAGE);
         change(&mut content);

@@ -1,4 +1,4 @@
-//! Scripted faults: the rules that a test sets, and counters of the device's operations.
+//! Scripted faults: the rules that a test sets, and counts of the device's operations.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ pub const ANYWHERE: Range<u64> = 0..u64::MAX;
 pub enum OpKind {
     /// A read.
     Read,
-    /// Every operation that changes content.
+    /// Any operation that changes the content.
     Write,
     /// A discard. Rules for writes apply to it as well.
     Discard,
@@ -26,7 +26,7 @@ pub enum OpKind {
 }
 
 impl OpKind {
-    /// All kinds: every operation is one of these.
+    /// All kinds; every operation has one of them.
     pub const ALL: [OpKind; 3] = [OpKind::Read, OpKind::Write, OpKind::Sync];
 
     fn of(op: &DeviceOp) -> Self {
@@ -59,18 +59,18 @@ struct Rule {
     /// Number of further operations to which the rule applies.
     left: u64,
     fault: Fault,
-    /// Whether a write to the range removes it.
+    /// Whether a write to the range removes the rule.
     until_written: bool,
 }
 
-/// Operations that the device has carried out.
+/// Counts of the operations that the device has carried out.
 #[derive(Default)]
 struct DeviceTotals {
     bytes_read: u64,
     writes: u64,
     discards: u64,
     syncs: u64,
-    /// Operations that a rule made fail.
+    /// Operations that failed because of a rule.
     failed: u64,
 }
 
@@ -104,12 +104,12 @@ impl Faults {
         kinds.iter().for_each(|kind| self.fail_in(*kind, ANYWHERE));
     }
 
-    /// Makes every operation of this kind fail that overlaps `range`.
+    /// Makes every operation of this kind that overlaps `range` fail.
     pub fn fail_in(&self, kind: OpKind, range: Range<u64>) {
         self.fail_next(kind, range, u64::MAX);
     }
 
-    /// Makes the next `times` operations of this kind fail that overlap `range`.
+    /// Makes the next `times` operations of this kind that overlap `range` fail.
     pub fn fail_next(&self, kind: OpKind, range: Range<u64>, times: u64) {
         self.add(kind, range, times, FAILS);
     }
@@ -125,14 +125,13 @@ impl Faults {
         self.add(kind, ANYWHERE, u64::MAX, Fault::Fails(DeviceErrorKind::NotSupported));
     }
 
-    /// Makes the next `times` operations of this kind panic that overlap `range`, in the task that
+    /// Makes the next `times` operations of this kind that overlap `range` panic, in the task that
     /// starts them.
     pub fn panic_in(&self, kind: OpKind, range: Range<u64>, times: u64) {
         self.add(kind, range, times, Fault::Panics);
     }
 
-    /// Makes every operation fail for good, as those of a device that another machine has taken
-    /// over.
+    /// Makes every operation fail permanently, as on a device that another machine has taken over.
     pub fn fence(&self) {
         self.fenced.store(true, Ordering::Relaxed);
         for kind in OpKind::ALL {
@@ -145,20 +144,20 @@ impl Faults {
         self.fenced.load(Ordering::Relaxed)
     }
 
-    /// Makes every write fail as those of a write-protected device do. `told`: the device also says
-    /// what it is. [`Faults::heal`] ends it.
+    /// Makes every write fail as on a write-protected device. `told`: the device also reports that
+    /// it is write-protected. [`Faults::heal`] ends the protection.
     pub fn protect(&self, told: bool) {
         self.protected.store(told, Ordering::Relaxed);
         let fault = Fault::Fails(DeviceErrorKind::ReadOnly);
         self.add(OpKind::Write, ANYWHERE, u64::MAX, fault);
     }
 
-    /// Returns whether the device says that it is write-protected.
+    /// Returns whether the device reports that it is write-protected.
     pub(crate) fn is_protected(&self) -> bool {
         self.protected.load(Ordering::Relaxed)
     }
 
-    /// Makes every operation of these kinds hang. [`Faults::heal`] lets it continue.
+    /// Makes every operation of these kinds hang. [`Faults::heal`] lets the operations continue.
     pub fn hang(&self, kinds: &[OpKind]) {
         kinds.iter().for_each(|kind| self.add(*kind, ANYWHERE, u64::MAX, Fault::Hangs));
     }
@@ -176,7 +175,7 @@ impl Faults {
         *self.observer.lock() = Some(Arc::new(observer));
     }
 
-    /// Returns the bytes of the reads that were carried out.
+    /// Returns the number of bytes read by operations that were carried out.
     pub fn bytes_read(&self) -> u64 {
         self.counts.lock().bytes_read
     }
@@ -191,12 +190,12 @@ impl Faults {
         self.counts.lock().syncs
     }
 
-    /// Returns the number of operations that were made to fail.
+    /// Returns the number of operations that failed because of a rule.
     pub fn failed(&self) -> u64 {
         self.counts.lock().failed
     }
 
-    /// Makes every operation of these kinds fail as those of a device to which no path leads.
+    /// Makes every operation of these kinds fail as on a device to which no path leads.
     pub fn cut_off(&self, kinds: &[OpKind]) {
         let fault = Fault::Fails(DeviceErrorKind::Unreachable);
         kinds.iter().for_each(|kind| self.add(*kind, ANYWHERE, u64::MAX, fault));
@@ -212,7 +211,7 @@ impl Faults {
         self.hung.lock().ops.values().map(|(what, _)| what.clone()).collect()
     }
 
-    /// Returns a number for an operation that hangs.
+    /// Returns a new number for an operation that hangs.
     pub(crate) fn new_hung(&self) -> u64 {
         let mut hung = self.hung.lock();
         hung.last += 1;
@@ -226,12 +225,12 @@ impl Faults {
         self.hung.lock().ops.insert(number, (what, waker.clone()));
     }
 
-    /// Removes an operation that hangs no longer.
+    /// Removes an operation that no longer hangs.
     pub(crate) fn remove_hung(&self, number: u64) {
         self.hung.lock().ops.remove(&number);
     }
 
-    /// Returns the fault that applies to an operation, and counts it against the rule.
+    /// Returns the fault that applies to an operation, and counts the operation against the rule.
     pub(crate) fn apply(&self, op: &DeviceOp) -> Option<Fault> {
         let kind = OpKind::of(op);
         let range = op.range().unwrap_or(0..1);
@@ -249,7 +248,7 @@ impl Faults {
         Some(rule.fault)
     }
 
-    /// Notes an operation that the device is about to carry out.
+    /// Counts an operation that the device is about to carry out.
     pub(crate) fn note(&self, op: &DeviceOp) {
         let observer = self.observer.lock().clone();
         if let Some(observer) = observer {

@@ -70,7 +70,7 @@ impl Device for Faulty {
 enum State {
     Passed(OpId),
     Failed(Option<DeviceDone>),
-    /// The number under which [`Faults`] has the waker, and the operation.
+    /// A hanging operation, with its number in [`Faults`], which keeps its waker.
     Hung(u64, DeviceOp),
 }
 

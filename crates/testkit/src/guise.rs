@@ -1,4 +1,4 @@
-//! Devices that report another size or identity than they have, or record their users.
+//! Devices that report a size or identity other than their own, or record which volume uses them.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ struct Guise {
     inner: Arc<dyn Device>,
     size: u64,
     serial: Option<&'static str>,
-    /// The part of its identity that this is.
+    /// The part of the identity that the serial number is.
     part: IdentityPart,
-    /// The holder when the device was opened, and where claims are recorded.
+    /// The holder when the device was opened, and the place where claims are recorded.
     held: Option<(Option<Uuid>, Holder)>,
     /// Claims never end, and this is their limit.
     claim_limit: Option<Duration>,
@@ -23,7 +23,7 @@ struct Guise {
     evidence: Option<Evidence>,
 }
 
-/// The volume that has claimed a device last.
+/// The volume whose claim was recorded last.
 pub type Holder = Arc<Mutex<Option<Uuid>>>;
 
 /// Returns a device that consists of the first `size` bytes of `inner`.
@@ -65,7 +65,7 @@ pub fn with_inode(inner: &Arc<dyn Device>, inode: &'static str) -> Arc<dyn Devic
     })
 }
 
-/// Returns `inner` with this serial number, and with a system that says this about writes.
+/// Returns `inner` with this serial number, and with this evidence of the system about writes.
 pub fn with_evidence(
     inner: &Arc<dyn Device>,
     serial: Option<&'static str>,
@@ -82,7 +82,7 @@ pub fn with_evidence(
     })
 }
 
-/// Returns `inner` as a device that records claims, without any identity.
+/// Returns `inner` as a device without an identity that records claims.
 pub fn with_holder(inner: &Arc<dyn Device>, holder: &Holder) -> Arc<dyn Device> {
     let held = Some((*holder.lock(), holder.clone()));
     Arc::new(Guise {
@@ -96,7 +96,7 @@ pub fn with_holder(inner: &Arc<dyn Device>, holder: &Holder) -> Arc<dyn Device> 
     })
 }
 
-/// Returns `inner` as a device that never says that a claim is recorded.
+/// Returns `inner` as a device that never reports a claim as recorded.
 pub fn with_endless_claims(inner: &Arc<dyn Device>, limit: Duration) -> Arc<dyn Device> {
     let claim_limit = Some(limit);
     Arc::new(Guise {

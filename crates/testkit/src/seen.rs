@@ -1,4 +1,4 @@
-//! Devices that are seen in other sectors than they have, or were opened for reading only.
+//! Devices that report sector sizes other than their own, or that were opened for reading only.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ struct DeviceView {
     read_only: bool,
 }
 
-/// Returns `inner` with these sectors.
+/// Returns `inner` with these sector sizes.
 pub fn with_sectors(inner: &Arc<dyn Device>, sectors: Sectors) -> Arc<dyn Device> {
     Arc::new(DeviceView { inner: inner.clone(), sectors, read_only: false })
 }
 
-/// Returns `inner` as it is when it was opened for reading only.
+/// Returns `inner` as if it had been opened for reading only.
 pub fn for_reading(inner: &Arc<dyn Device>) -> Arc<dyn Device> {
     Arc::new(DeviceView { inner: inner.clone(), sectors: inner.sectors(), read_only: true })
 }

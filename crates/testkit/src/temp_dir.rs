@@ -5,17 +5,17 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A directory that is removed with its contents.
+/// A directory that is removed with its contents on drop.
 pub struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Makes a new directory; `what` makes it recognisable.
+    /// Creates a new directory; `what` becomes part of its name.
     pub fn new(what: &str) -> Self {
         TempDir::within(std::env::temp_dir(), what)
     }
 
-    /// Like [`TempDir::new`], in memory if the system has a place for that: syncs cost nothing
-    /// there.
+    /// Like [`TempDir::new`], but in memory if the system has a memory file system: syncs cost
+    /// nothing there.
     pub fn in_memory(what: &str) -> Self {
         let memory = PathBuf::from("/dev/shm");
         TempDir::within(if memory.is_dir() { memory } else { std::env::temp_dir() }, what)
@@ -32,7 +32,7 @@ impl TempDir {
         TempDir(path)
     }
 
-    /// Returns its path.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }

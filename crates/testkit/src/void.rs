@@ -1,4 +1,5 @@
-//! A device of any size that stores nothing: it takes writes and discards, and reads as zeroes.
+//! A device of any size that stores nothing: it accepts writes and discards, and reads return
+//! zeroes.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! A lane without a thread and without a ring, driven by the test in virtual time.
+//! A lane without a thread and without a ring, which the test runs in virtual time.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,15 +12,15 @@ use forebay_lane::{Lane, LaneId};
 use crate::faults::Faults;
 use crate::faulty::faulty;
 
-/// Steps after which a test counts as hung.
+/// Number of steps after which a test counts as hung.
 const STEPS: usize = 1_000_000;
 
 /// Step of the clock when no timer is set.
 const IDLE: Duration = Duration::from_millis(1);
 
-/// A lane, its clock, and the means to run futures on it.
+/// A lane, its clock, and methods that run futures on it.
 pub struct LaneWorld {
-    /// Advances when no task is ready, and when a test sets it.
+    /// The virtual time. It advances when no task is ready, and when a test sets it.
     pub clock: Arc<ManualClock>,
     /// The lane.
     pub lane: Rc<Lane>,
@@ -37,7 +37,7 @@ impl LaneWorld {
         Self::with_steps(STEPS)
     }
 
-    /// Creates a lane on which every run ends after `steps` steps at most.
+    /// Creates a lane on which every run ends after at most `steps` steps.
     pub fn with_steps(steps: usize) -> Self {
         let clock = Arc::new(ManualClock::at(Nanos(1)));
         let lane = Lane::new(LaneId(0), clock.clone(), || ());
@@ -62,7 +62,7 @@ impl LaneWorld {
         panic!("no end after {} steps: {}", self.steps, self.pending());
     }
 
-    /// Runs `future` to its end.
+    /// Runs `future` to completion.
     ///
     /// # Panics
     /// If `future` panics, or after too many steps.
@@ -89,12 +89,13 @@ impl LaneWorld {
     /// Opens a device on the lane.
     ///
     /// # Panics
-    /// If it cannot be opened.
+    /// Panics if the queue cannot be opened.
     pub fn queue(&self, device: &Arc<dyn Device>) -> Queue {
         device.open_queue(&self.queues).map(Queue::new).expect("a queue")
     }
 
-    /// Wraps `inner`, see [`faulty`]. The message of a hung test lists its operations that hang.
+    /// Wraps `inner`; see [`faulty`]. If a test hangs, its message lists the operations of this
+    /// device that hang.
     pub fn faulty(&self, inner: Arc<dyn Device>) -> (Arc<dyn Device>, Arc<Faults>) {
         let (device, faults) = faulty(inner);
         self.faults.borrow_mut().push(faults.clone());
@@ -118,8 +119,8 @@ impl Default for LaneWorld {
 
 impl Drop for LaneWorld {
     fn drop(&mut self) {
-        // Tasks and lane refer to each other. While a test fails they stay: a second panic would
-        // abort the process.
+        // The tasks and the lane refer to each other. In a failing test they are leaked: a second
+        // panic would abort the process.
         if !std::thread::panicking() {
             self.lane.abandon();
         }

@@ -6,7 +6,7 @@
 
 use super::{BLOCK, Request, SECTOR};
 
-/// Least percentage of requests that must start at one offset.
+/// Minimum percentage of requests that must start at one offset.
 const MOST: u64 = 50;
 
 /// Counts where in a block requests start.
@@ -15,12 +15,12 @@ pub struct Alignment {
     starts: [u64; (BLOCK / SECTOR) as usize],
 }
 
-/// The shift that would align most requests.
+/// The shift that would align most requests to blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Suggestion {
     /// Bytes to add to every offset.
     pub shift: u64,
-    /// Percentage of requests that start at a block then.
+    /// Percentage of requests that start at a block after the shift.
     pub percent: u64,
 }
 
@@ -33,8 +33,7 @@ impl Alignment {
         }
     }
 
-    /// Returns the shift, if most requests start at one offset that is not the beginning of a
-    /// block.
+    /// Returns the shift, if most requests start at one offset that is not the start of a block.
     pub fn suggestion(&self) -> Option<Suggestion> {
         let all: u64 = self.starts.iter().sum();
         let most = (0..).zip(self.starts).max_by_key(|(_, count)| *count);

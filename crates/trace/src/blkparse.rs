@@ -1,9 +1,9 @@
 //! The text that blkparse prints by default: `8,0 3 1 0.000000000 697 Q W 223490 + 8 [kjournald]`:
 //! device, processor, number, seconds, process, action, kind, first sector, sectors.
 //!
-//! A request passes several actions. One is taken as the request: queued (`Q`), or in a trace from
-//! which those were filtered, whichever of issued (`D`) and completed (`C`) comes first. Lines that
-//! do not begin with a device (the summary at the end) are passed over.
+//! A request passes through several actions. One of them counts as the request: queued (`Q`), or,
+//! in a trace from which those were filtered, issued (`D`) or completed (`C`), whichever comes
+//! first. Lines that do not begin with a device (the summary at the end) are skipped.
 
 use forebay_core::Op;
 
@@ -14,7 +14,7 @@ use super::{Parsed, request, sectors};
 #[derive(Debug, Default)]
 pub(super) struct Blkparse {
     devices: Names,
-    /// The action that counts.
+    /// The action that counts as the request.
     action: Option<char>,
 }
 
@@ -58,7 +58,8 @@ impl LineFormat for Blkparse {
         else {
             return Ok(None);
         };
-        // Without data: R, W and D name the operation; the others are hints.
+        // R, W and D name the operation; other letters are hints. A line with none of these has no
+        // data.
         let kind = field(&mut fields, "kind")?;
         let op = if kind.contains('D') {
             Op::Discard

@@ -13,13 +13,13 @@ pub const BLOCK: u64 = 4096;
 /// Larger requests are taken for mistakes.
 const MOST_OF_REQUEST: u64 = 1 << 20;
 
-/// Blocks of one device.
+/// Maximum number of blocks of a device.
 const MOST_OF_DEVICE: u64 = 1 << 48;
 
 impl Request {
-    /// The blocks that a request touches, by their numbers on the device, below 2^48: at most 2^20
-    /// blocks with any part in a read or write, or the blocks that a discard covers wholly, perhaps
-    /// none.
+    /// Returns the blocks of a request, by their numbers on the device, which are below 2^48. For a
+    /// read or write, these are at most 2^20 blocks that it touches; for a discard, the blocks that
+    /// it covers wholly, possibly none.
     ///
     /// # Errors
     /// No block device is so large, or no read or write.

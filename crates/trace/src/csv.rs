@@ -1,10 +1,10 @@
 //! Comma separated values with a heading: `ts_us,op,offset,size`, as in traces that are converted
 //! for libCacheSim.
 //!
-//! The heading names the columns; their order is free, others are passed over. `offset` and `size`
-//! are needed, in bytes. `ts_us` is microseconds, with or without a fraction; `op` is `R`, `W` or
-//! `D`, or the word; a trace without it is of reads. `device` is any name. Lines that begin with
-//! `#` are comments.
+//! The heading names the columns. Their order is free, and other columns are ignored. `offset` and
+//! `size` are required, in bytes. `ts_us` is in microseconds, with or without a fraction; `op` is
+//! `R`, `W` or `D`, or the word; a trace without it consists of reads. `device` is any name. Lines
+//! that begin with `#` are comments.
 
 use forebay_core::Op;
 
@@ -27,7 +27,7 @@ struct Columns {
     device: Option<usize>,
 }
 
-/// Whether a line is such a heading.
+/// Returns whether a line is such a heading.
 pub(super) fn is_heading(line: &str) -> bool {
     columns(line).is_ok()
 }

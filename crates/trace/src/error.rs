@@ -1,9 +1,9 @@
 //! Why a trace cannot be read.
 
-/// See the module. Each prints as one sentence that names the file and the place in it.
+/// An error of a trace. It prints as one sentence that names the file and the position in it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TraceError {
-    /// The request makes no sense: a directory, no format, an offset beyond 2^64.
+    /// The request to read is invalid: a directory, an unknown format, an offset beyond 2^64.
     #[error("{0}")]
     Usage(String),
     /// The file cannot be read, or does not match its format.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::vscsi::VscsiVersion;
 use super::{blkparse, csv, iolog, msr};
 
-/// The formats that are read. The modules of these names describe them.
+/// The supported formats. The modules of these names describe them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Columns with a heading.
@@ -23,7 +23,7 @@ pub enum Format {
     Vscsi,
 }
 
-/// The words for them.
+/// The names of the formats.
 pub(super) const WORDS: &str = "csv, lis, msr, blkparse, iolog, vscsi";
 
 impl Format {
@@ -31,7 +31,7 @@ impl Format {
     pub const ALL: &'static [Format] =
         &[Format::Csv, Format::Lis, Format::Msr, Format::Blkparse, Format::Iolog, Format::Vscsi];
 
-    /// The word for it.
+    /// Returns the name of the format.
     pub fn name(self) -> &'static str {
         match self {
             Format::Csv => "csv",
@@ -53,8 +53,8 @@ impl FromStr for Format {
     }
 }
 
-/// The format of a file that begins like this. The content decides; only numbers alone need the
-/// name too.
+/// Returns the format of a file that begins with `head`. The content decides; the name is needed
+/// only if all fields are numbers.
 pub(super) fn tell(head: &[u8], path: &Path) -> Option<Format> {
     if head.contains(&0) {
         return VscsiVersion::tell(head).map(|_| Format::Vscsi);

@@ -1,8 +1,8 @@
 //! Logs that fio writes with `write_iolog`, version 2 and version 3 (fio(1), "Trace file format").
 //!
-//! Version 2: `filename action offset length`, times only from `wait`, in microseconds; version 3
-//! has microseconds since the start before each line. Offsets and lengths are bytes; a file is a
-//! device.
+//! Version 2 has lines `filename action offset length`, and gives times only by `wait`, in
+//! microseconds; in version 3, each line begins with the microseconds since the start. Offsets and
+//! lengths are in bytes; each file is a device.
 
 use forebay_core::Op;
 
@@ -14,7 +14,7 @@ use super::{Parsed, request};
 pub(super) struct Iolog {
     version: Option<IologVersion>,
     devices: Names,
-    /// Microseconds that were waited for so far.
+    /// Sum of the waits so far, in microseconds.
     waited: Option<u64>,
 }
 
@@ -32,19 +32,20 @@ fn version(line: &str) -> Option<IologVersion> {
     }
 }
 
-/// Whether a line is the first of such a file.
+/// Returns whether a line is the first line of such a file.
 pub(super) fn is_heading(line: &str) -> bool {
     version(line).is_some()
 }
 
-/// The rest of a line and its last word.
+/// Splits a line into the part before its last word, and that word.
 fn last(line: &str) -> Option<(&str, &str)> {
     let (rest, word) = line.trim_end().rsplit_once(char::is_whitespace)?;
     Some((rest.trim_end(), word))
 }
 
 impl Iolog {
-    /// `filename action offset length`. The name may have blanks in it, so it is read from its end.
+    /// Parses `filename action offset length`. The name may contain blanks, so the line is parsed
+    /// from its end.
     fn action(&mut self, line: &str, time: Option<u64>) -> Parsed {
         let (before, word) = last(line).ok_or("there is only one word")?;
         if matches!(word, "add" | "open" | "close") {
@@ -74,7 +75,7 @@ impl Iolog {
 impl LineFormat for Iolog {
     fn line(&mut self, line: &str) -> Parsed {
         match (self.version, version(line)) {
-            // Logs are appended to, so there may be several of them in a file.
+            // fio appends to logs, so a file may contain several.
             (_, Some(version)) => {
                 self.version = Some(version);
                 Ok(None)

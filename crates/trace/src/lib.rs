@@ -1,8 +1,8 @@
-//! Traces: requests that some machine made once, read from files in the formats in which such
-//! traces are published or written by tools.
+//! Traces: requests that a machine once made, read from files in the formats in which such traces
+//! are published or written by tools.
 //!
 //! A trace is read as a stream, request by request; a line or record that cannot be read is an
-//! error that names the file and the place. Lines and records that are no requests (comments,
+//! error that names the file and the position. Lines and records that are not requests (comments,
 //! flushes, other commands) are skipped.
 //!
 //! - `format`: the formats, and the detection of a file's format
@@ -45,7 +45,7 @@ pub use format::Format;
 /// Bytes of a sector, the unit of most formats.
 const SECTOR: u64 = 512;
 
-/// Bytes that are examined to detect the format.
+/// Number of bytes that are examined to detect the format.
 const HEAD: u64 = 16 << 10;
 
 /// One request of a trace: a read, a write or a discard.
@@ -55,7 +55,7 @@ pub struct Request {
     pub time: Option<Nanos>,
     /// Operation of the request.
     pub op: Op,
-    /// First byte on its device.
+    /// The first byte, as an offset on the device.
     pub offset: u64,
     /// Bytes, at least 1; the end is not beyond 2^64.
     pub len: u64,
@@ -63,10 +63,11 @@ pub struct Request {
     pub device: u32,
 }
 
-/// A format's result for a line or record: a request, something else, or the error.
+/// A format's result for a line or record: a request, `None` for anything else, or the error.
 type Parsed = Result<Option<Request>, String>;
 
-/// A request, if it has any length and an end; times are from the trace's own clock.
+/// Returns a request unless its length is 0; fails if it ends beyond 2^64. Times are those of the
+/// trace's own clock.
 fn request(time: Option<u64>, op: Op, offset: u64, len: u64, device: u32) -> Parsed {
     if len == 0 {
         return Ok(None);
@@ -82,11 +83,11 @@ fn sectors(count: u64) -> Result<u64, String> {
     count.checked_mul(SECTOR).ok_or_else(|| format!("sector {count} is beyond 2^64 bytes"))
 }
 
-/// The requests of a trace, one after the other; after an error nothing more comes.
+/// The requests of a trace, in order. After an error the iterator ends.
 pub struct Requests {
     format: Format,
     requests: Box<dyn Iterator<Item = TraceResult<Request>> + Send>,
-    /// The time of the first one.
+    /// The time of the first request.
     first: Option<Nanos>,
     shift: u64,
     failed: bool,
@@ -94,7 +95,7 @@ pub struct Requests {
     bytes_read: Arc<AtomicU64>,
 }
 
-/// A file that counts the bytes read.
+/// A file that counts the bytes that are read from it.
 struct CountingFile {
     file: File,
     bytes: Arc<AtomicU64>,
@@ -120,22 +121,22 @@ impl Requests {
         self.format
     }
 
-    /// Returns the size of the file as it is stored.
+    /// Returns the size of the file, in bytes as stored.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// Returns the bytes of it that were read so far.
+    /// Returns the number of bytes of the file that were read so far.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
 }
 
-/// Opens a trace, compressed with zstd or not; `shift` bytes are added to every offset. Without a
-/// given format, the file's content and name determine it.
+/// Opens a trace, compressed with zstd or not; `shift` bytes are added to every offset. Unless a
+/// format is given, the file's content and name determine it.
 ///
 /// # Errors
-/// If the file cannot be read, or its format is unknown.
+/// The file cannot be read, or its format is unknown.
 pub fn open(path: &Path, format: Option<Format>, shift: u64) -> TraceResult<Requests> {
     let name = path.display().to_string();
     let failed = |error: std::io::Error| unreadable(format!("{name} cannot be read: {error}"));
@@ -172,7 +173,7 @@ pub fn open(path: &Path, format: Option<Format>, shift: u64) -> TraceResult<Requ
     Ok(Requests { format, requests, first: None, shift, failed: false, file_bytes, bytes_read })
 }
 
-/// Some bytes of a stream from its beginning, and the whole stream again.
+/// Returns the first bytes of a stream, at most `most`, and a stream that still begins with them.
 fn begin(
     mut source: Box<dyn Read + Send>,
     most: u64,

@@ -1,5 +1,5 @@
 //! The format of the ARC paper's traces (`.lis`): `first_block blocks ignored sequence_number`, in
-//! blocks of 512 bytes. All are reads; there are no times.
+//! blocks of 512 bytes. All requests are reads without times.
 
 use forebay_core::Op;
 

@@ -1,6 +1,6 @@
 //! MSR Cambridge: `Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime` without a heading
 //! (Narayanan, Donnelly and Rowstron, "Write off-loading", FAST 2008). Times are in units of 100 ns
-//! since 1601, offset and size in bytes. Host and disk together are the device.
+//! since 1601, offset and size in bytes. Host and disk together identify the device.
 
 use forebay_core::Op;
 

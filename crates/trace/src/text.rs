@@ -1,4 +1,4 @@
-//! Traces of lines: reading them, and fields in them.
+//! Traces in text form: reads lines and their fields.
 
 use std::io::{BufRead, Read};
 
@@ -9,9 +9,9 @@ use super::{Parsed, Request};
 /// Longer lines are not read.
 const LONGEST: u64 = 1 << 16;
 
-/// A format in which each line stands alone.
+/// A format of text traces, which consist of lines.
 pub(super) trait LineFormat {
-    /// Parses one line that is not empty, without blanks at its ends.
+    /// Parses a line that is not empty, without leading and trailing blanks.
     fn line(&mut self, line: &str) -> Parsed;
 }
 
@@ -28,7 +28,7 @@ struct LineReader<S, F> {
     name: String,
     source: S,
     format: F,
-    /// Number of the last line that was read, from 1.
+    /// Number of the last line that was read; the first line is 1.
     number: u64,
     buffer: Vec<u8>,
 }
@@ -67,7 +67,7 @@ impl<S: BufRead, F: LineFormat> Iterator for LineReader<S, F> {
     }
 }
 
-/// A field that has to be there.
+/// Returns the next field, which is required.
 pub(super) fn field<'a>(
     fields: &mut impl Iterator<Item = &'a str>,
     what: &str,
@@ -80,19 +80,20 @@ pub(super) fn number(text: &str, what: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("'{}' is no {what}: a whole number, please", shown(text)))
 }
 
-/// Text from a file, short enough for a message, and harmless to a terminal.
+/// Returns text from a file, shortened for a message, and with characters that are harmless to a
+/// terminal.
 pub(super) fn shown(text: &str) -> String {
     text.chars().take(40).flat_map(char::escape_debug).collect()
 }
 
-/// Numbers devices in the order in which they come.
+/// Numbers devices in the order of their first appearance.
 #[derive(Debug, Default)]
 pub(super) struct Names(Vec<String>);
 
 impl Names {
     /// The number of a name.
     pub(super) fn number(&mut self, name: &str) -> Result<u32, String> {
-        // There are few, and mostly it is the last one again.
+        // There are few devices, and usually it is the one found last.
         let known = self.0.iter().rposition(|other| other == name);
         let place = known.unwrap_or_else(|| {
             self.0.push(name.to_owned());
@@ -117,7 +118,7 @@ pub(super) mod tests {
         lines("trace".to_owned(), text.as_bytes(), format).collect()
     }
 
-    /// Why it cannot be read.
+    /// Returns the error for a trace that cannot be read.
     pub(crate) fn refused<F: LineFormat + Send + 'static>(format: F, text: &'static str) -> String {
         let found: TraceResult<Vec<Request>> =
             lines("trace".to_owned(), text.as_bytes(), format).collect();

@@ -11,8 +11,8 @@
 //! | 24 | microseconds, 8 | microseconds, 8 |
 //! | 32 | | response time, 8 |
 //!
-//! The version is the upper byte of its field; the command is that of SCSI. Commands that neither
-//! read nor write nor discard are passed over.
+//! The version is in the upper byte of its field; the command is a SCSI operation code. Commands
+//! other than reads, writes and discards are skipped.
 
 use std::io::Read;
 
@@ -53,7 +53,8 @@ impl VscsiVersion {
         }
     }
 
-    /// Returns the version of a file by its first records: at least one, and all examined ones.
+    /// Returns the version that all of the first four records in `head` (or as many as there are,
+    /// at least one) have.
     pub(super) fn tell(head: &[u8]) -> Option<VscsiVersion> {
         VscsiVersion::ALL.into_iter().find(|version| {
             let layout = version.layout();
@@ -63,7 +64,7 @@ impl VscsiVersion {
     }
 }
 
-/// Little-endian bytes of a record; 0 beyond its end, which does not happen.
+/// Returns a little-endian number of a record, or 0 beyond the record's end, which does not occur.
 fn little_endian(record: &[u8], at: usize, bytes: usize) -> u64 {
     let part = record.get(at..at + bytes).unwrap_or_default();
     part.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
@@ -97,7 +98,7 @@ pub(super) struct VscsiRecords<S> {
     name: String,
     source: S,
     version: Option<VscsiVersion>,
-    /// Number of the last record that was read, from 1.
+    /// Number of the last record that was read; the first record is 1.
     number: u64,
 }
 
@@ -106,7 +107,7 @@ impl<S: Read> VscsiRecords<S> {
         VscsiRecords { name, source, version: None, number: 0 }
     }
 
-    /// The next record, or as much as there is of it, after `begun`.
+    /// Extends `begun` to `bytes` bytes of a record, or to the end of the file.
     fn fill(&mut self, begun: &mut Vec<u8>, bytes: usize) -> Result<(), String> {
         let left = bytes.saturating_sub(begun.len()) as u64;
         let read = self.source.by_ref().take(left).read_to_end(begun);
@@ -116,7 +117,7 @@ impl<S: Read> VscsiRecords<S> {
     fn record(&mut self) -> Result<Option<Parsed>, String> {
         self.number += 1;
         let mut record = Vec::with_capacity(40);
-        // The first record says which version all of them have.
+        // The first record determines the version of all records.
         let version = match self.version {
             Some(version) => version,
             None => {

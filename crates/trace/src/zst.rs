@@ -1,5 +1,5 @@
-//! Files that were compressed with zstd: one frame after the other, each with its checksum if it
-//! has one.
+//! Files compressed with zstd: a sequence of frames, each with an optional checksum, which is
+//! verified.
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -7,7 +7,7 @@ use ruzstd::decoding::BlockDecodingStrategy;
 use ruzstd::decoding::FrameDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 
-/// Whether a file that begins like this is compressed.
+/// Returns whether a file that begins with these bytes is compressed.
 pub(super) fn is_compressed(head: &[u8]) -> bool {
     let skippable = matches!(head, [0x50..=0x5f, 0x2a, 0x4d, 0x18]);
     head == [0x28, 0xb5, 0x2f, 0xfd] || skippable
@@ -30,7 +30,7 @@ impl<S: Read> Frames<S> {
         Frames { source, decoder: FrameDecoder::new(), in_frame: false }
     }
 
-    /// Begins the next frame; false if there is none.
+    /// Begins the next frame. Returns false at the end of the file.
     fn begin(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
             match self.decoder.reset(&mut self.source) {

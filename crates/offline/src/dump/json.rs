@@ -1,4 +1,4 @@
-//! A dump for programs: one JSON value per line, each with its `type`.
+//! The machine-readable dump: one JSON value per line, each with its `type`.
 
 use forebay_core::identity::identity_part_name;
 use forebay_engine::settings::tag_name;
@@ -22,7 +22,7 @@ impl JsonLines {
     }
 }
 
-/// Describes the part of the log that recoveries accepted.
+/// Describes the part of the log that recovery accepts.
 fn accepted(log: &AcceptedLog) -> Value {
     json!({
         "through": log.through.0,
