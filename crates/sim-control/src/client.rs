@@ -14,10 +14,10 @@ use crate::notes::WorldNotes;
 
 /// Size of a block.
 pub(crate) const BLOCK: u64 = 4096;
-/// Distance of the blocks that clients use.
+/// Distance between the blocks that clients use, in bytes.
 pub(crate) const STEP: u64 = 3 << 20;
 
-/// Returns the value that a write has put into a block.
+/// Returns the value that a write has stored in a block.
 pub(crate) fn value_of(data: &[u8]) -> u64 {
     data.first_chunk().copied().map_or(u64::MAX, u64::from_le_bytes)
 }
@@ -45,7 +45,7 @@ impl OriginClient {
         }
     }
 
-    /// Sends one request. Returns why it came to nothing.
+    /// Sends one request. Returns the reason if it was not answered.
     fn ask(&mut self, name: &str) -> Option<Failed> {
         let block = self.rng.usize(0..BLOCKS);
         let offset = block as u64 * STEP;

@@ -1,4 +1,4 @@
-//! Clients of volumes, as a front end that needs no sockets.
+//! Clients of volumes, connected as a front end that needs no sockets.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 const LOOK: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// The lane of this thread as its clients see it.
+    /// The lane of this thread, as the clients use it.
     static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
 }
 
@@ -32,14 +32,14 @@ struct Here {
     closed: Rc<Cell<bool>>,
 }
 
-/// Why a request came to nothing.
+/// The reason why a request was not answered with success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failed {
-    /// The volume is not served: nothing has happened.
+    /// The volume is not served: the request had no effect.
     NotServed,
     /// An I/O error.
     Error(IoError),
-    /// There is no answer: the daemon has ended.
+    /// No answer arrived: the daemon has ended.
     Cut,
 }
 
@@ -50,8 +50,8 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Sends a request, and waits for its end. Data: of a write, or as many bytes as are to be
-    /// read.
+    /// Sends a request, and waits for its end. `data` is the data of a write, or a buffer as long
+    /// as the data to be read.
     pub(crate) fn ask(
         &self,
         volume: &str,
@@ -152,7 +152,7 @@ impl LaneFrontEnd for OnLane {
     }
 }
 
-/// Makes the clients of one daemon.
+/// Creates the clients of one daemon.
 pub(crate) fn clients() -> Arc<Clients> {
     Arc::default()
 }

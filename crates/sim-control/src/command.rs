@@ -12,15 +12,15 @@ use crate::shelf::{REMOTE, Shelf};
 /// Interval at which an operator checks an operation.
 const LOOK: Duration = Duration::from_millis(40);
 
-/// Names of volumes, and their origins. Two of them want the same one.
+/// Names of volumes, and their origins. Some volumes share an origin.
 pub(crate) const VOLUMES: [(&str, &str); 5] =
     [("a", "o1"), ("b", "o2"), ("y", "o1"), ("r", REMOTE), ("s", REMOTE)];
 
-/// The cache devices. "foreign" holds the content of another system; [`MOVED`] is the first one
+/// The cache devices. "foreign" contains data of another system; [`MOVED`] is the first device
 /// under another name.
 pub(crate) const CACHES: [&str; 4] = ["c1", "c2", "foreign", "moved"];
 
-/// Index in [`CACHES`] of the other name of the first one.
+/// Index in [`CACHES`] of the other name of the first device.
 pub(crate) const MOVED: usize = 3;
 
 /// A verb with its arguments.
@@ -35,8 +35,8 @@ pub(crate) enum Verb {
         force: bool,
     },
     Stop,
-    /// The threshold of dirty data, which no other command changes, and the policy, which all
-    /// volumes of a cache share: an odd threshold comes with LRU.
+    /// Changes the threshold of dirty data, which no other command changes, and the policy, which
+    /// all volumes of a cache share: an odd threshold selects LRU.
     Set {
         dirty_high: u64,
     },
@@ -52,7 +52,7 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    /// Every verb, once with each argument that matters.
+    /// Every verb, once with each relevant argument.
     pub(crate) const ALL: [Verb; 12] = [
         Verb::Create { cache: 0, force: false },
         Verb::Create { cache: 1, force: false },
@@ -75,11 +75,11 @@ pub(crate) struct OperatorCommand {
     pub(crate) verb: Verb,
     /// Index in [`VOLUMES`].
     pub(crate) volume: usize,
-    /// When the operator presses Ctrl-C, from its beginning.
+    /// Time after the beginning of the command at which the operator presses Ctrl-C.
     pub(crate) cancel: Option<Duration>,
 }
 
-/// The result of a command, as far as its operator knows.
+/// The result of a command, as far as the operator knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
     Done,
@@ -90,18 +90,19 @@ pub(crate) enum Report {
     Unknown,
 }
 
-/// Prefixes of the errors of commands that failed and yet have taken effect: a stop that lost
-/// something, and a change that may not be durable.
+/// Prefixes of the error messages of commands that failed and yet took effect: a stop that lost
+/// data, and a change that may not be durable.
 const IN_EFFECT: [&str; 2] =
     ["it is stopped, but not in order", "it is in force, but a power cut may undo it"];
 
 impl Report {
-    /// Whether the command was refused because of an earlier one on its volume that was given up.
+    /// Returns whether the command was refused because an earlier command on the volume was given
+    /// up.
     pub(crate) fn is_behind_abandoned(&self) -> bool {
         matches!(self, Report::Failed(_, why) if why.starts_with("an abandoned operation on"))
     }
 
-    /// Whether the operator was told that the command has taken effect.
+    /// Returns whether the operator was told that the command took effect.
     pub(crate) fn took_effect(&self) -> bool {
         match self {
             Report::Done => true,
@@ -110,18 +111,19 @@ impl Report {
         }
     }
 
-    /// Whether the operator of a creation was told that it has overwritten the cache device.
+    /// Returns whether the operator of a creation was told that it has overwritten the cache
+    /// device.
     pub(crate) fn has_overwritten(&self) -> bool {
         let said = |why: &str| why.contains(" overwritten: ");
         self.took_effect() || matches!(self, Report::Failed(_, why) if said(why))
     }
 }
 
-/// A command with its report.
+/// A command and its report.
 #[derive(Clone, Debug)]
 pub(crate) struct Issued {
     pub(crate) command: OperatorCommand,
-    /// `None`: it was refused before it became an operation.
+    /// The operation's number. `None` if the command was refused before it became an operation.
     pub(crate) id: Option<OperationId>,
     pub(crate) report: Report,
 }
@@ -156,7 +158,7 @@ impl OperatorCommand {
         }
     }
 
-    /// Gives the command, and follows it as the command line does.
+    /// Sends the command, and follows it as the command line does.
     pub(crate) fn issue(&self, daemon: &Embedded, shelf: &Shelf) -> Issued {
         let (target, body) = self.request(shelf);
         let (id, report) = self.follow(daemon, daemon.ask("POST", &target, &body));

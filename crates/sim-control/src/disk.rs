@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// An open disk.
 pub(crate) struct OpenDisk {
     media: Arc<Media>,
-    /// `None`: the disk is shared with all.
+    /// The claim of the disk. `None` if the disk may be shared.
     claim: Option<Arc<DiskClaim>>,
     reading_only: bool,
 }
@@ -104,7 +104,7 @@ impl DeviceQueue for OpenDiskQueue {
         let state = &mut *self.state.borrow_mut();
         state.last += 1;
         let id = state.last;
-        // A process that was killed asks for nothing any more.
+        // A process that was killed starts no more operations.
         if !is_ending() {
             let what = op.what();
             let (action, offset, buf) = Action::of(op);

@@ -1,16 +1,17 @@
 //! `forebay-sim-control`: the simulator of the control plane.
 //!
-//! Commands of several operators, cancelled ones too, run beside clients, hanging and failing
-//! disks, ends, hand-overs and kills of the daemon. The daemon's code is the real one, on threads
-//! of which one runs at a time in an order that the seed determines; disks and time are simulated.
-//! In the end each command must have done what it reported to its operator.
+//! Commands of several operators, some of them cancelled, run concurrently with clients, hanging
+//! and failing disks, and ends, hand-overs and kills of the daemon. The daemon's code is the real
+//! one, on threads of which one runs at a time, in an order that the seed determines; disks and
+//! time are simulated. In the end each command must have done what it reported to its operator.
 //!
-//! - [`media`], [`disk`], [`shelf`]: disks: their state, their queues in the daemon, their names
-//! - [`clients`], [`client`]: the front end of clients, and one of them
-//! - [`command`], [`operators`]: commands and their reports, and how operators give them
+//! - - [`media`], [`disk`], [`shelf`]: the state of disks, their queues in the daemon, and their
+//!   names
+//! - - [`clients`], [`client`]: the front end of clients, and a single client
+//! - - [`command`], [`operators`]: commands and their reports, and the operators that give them
 //! - [`script`]: the events of a world
-//! - [`model`]: the conditions that must hold then
-//! - [`world`], [`notes`]: one world, and its record of events
+//! - - [`model`]: the conditions that must hold in the end
+//! - - [`world`], [`notes`]: one world, and the record of its events
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "the program measures real time")]
 
@@ -88,7 +89,8 @@ struct Args {
 /// Identifies a world: the seed of a random script, or the number of an enumerated one.
 type WorldId = (Option<Enumerated>, u64);
 
-/// A world that takes more steps than this counts as endless. Most worlds take a hundredth of them.
+/// Maximum number of steps of a world; one that takes more counts as endless. Most worlds take a
+/// hundredth of them.
 const MOST_STEPS: u64 = 1_000_000;
 
 /// The result of a seed.
@@ -125,7 +127,8 @@ fn main() -> ExitCode {
     }
     if let Some(seed) = args.seed {
         if args.trace {
-            // Events have the virtual time themselves; RUST_LOG says how much of the log is shown.
+            // Events contain the virtual time themselves. RUST_LOG selects how much of the log is
+            // shown.
             tracing_subscriber::fmt()
                 .with_env_filter(EnvFilter::from_default_env())
                 .without_time()
@@ -172,7 +175,7 @@ struct Summary {
     time: Duration,
 }
 
-/// Runs worlds on several threads, which `world` finds by their number.
+/// Runs worlds on several threads. `world` returns the world of a number.
 fn many(
     args: &Args,
     most: u64,
@@ -210,7 +213,7 @@ fn many(
 }
 
 /// A world that has found each bug: "random" or an enumeration, and its number. It is tried first,
-/// so that a test that runs often takes seconds; from another `--start` the search is a fresh one.
+/// so that a test that runs often takes seconds; with another `--start` the search ignores it.
 const KNOWN: &str = include_str!("../planted-seeds.txt");
 
 fn known_world(bug: &str) -> Option<WorldId> {
@@ -223,7 +226,7 @@ fn known_world(bug: &str) -> Option<WorldId> {
 
 /// Looks for each planted bug.
 fn hunt(args: &Args) -> ExitCode {
-    // Enumerated scripts reach cases that random ones seldom do.
+    // Enumerated scripts reach cases that random scripts rarely reach.
     let alternate = |number: u64| {
         let of = |what: Enumerated| (Some(what), number.wrapping_mul(7919) % what.count());
         match number % 4 {

@@ -1,4 +1,4 @@
-//! Simulated disks: their content, which outlives daemons, their health, and their claims.
+//! Simulated disks: their content, which outlives daemons, their health, and the claims on them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 /// Granularity of the content, in bytes.
 const PAGE: u64 = 4096;
 
-/// Time within which a command has looked at the cache device that it may overwrite.
+/// Time within which a command has examined the cache device that it may overwrite.
 const FIRST_LOOK: Duration = Duration::from_millis(100);
 
 type Page = Box<[u8]>;
@@ -21,10 +21,10 @@ type Page = Box<[u8]>;
 /// The present outcome of operations on a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Health {
-    /// They succeed.
+    /// Operations succeed.
     #[default]
     Good,
-    /// They wait until the health changes; so does opening the disk.
+    /// Operations, and attempts to open the disk, wait until the health changes.
     Hangs,
     /// Writes and syncs fail; some of the writes have happened nevertheless.
     FailsWrites,
@@ -32,11 +32,11 @@ pub(crate) enum Health {
     Fails,
 }
 
-/// An operation with its data, apart from the buffers of its caller.
+/// An operation with its data, but without the buffer of its caller.
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
     Read,
-    /// Bytes at an offset; durable when it ends, or after the next sync.
+    /// Writes bytes at an offset, durably on completion or after the next sync.
     Write {
         offset: u64,
         bytes: Vec<u8>,
@@ -47,7 +47,8 @@ pub(crate) enum Action {
 }
 
 impl Action {
-    /// Separates an operation into this and the buffer that its caller gets back.
+    /// Splits an operation into an action, its offset, and the buffer that is returned to the
+    /// caller.
     pub(crate) fn of(op: DeviceOp) -> (Self, u64, Option<IoBuf>) {
         match op {
             DeviceOp::Read { offset, buf } => (Action::Read, offset, Some(buf)),
@@ -82,22 +83,23 @@ impl Action {
 struct State {
     size: u64,
     pages: BTreeMap<u64, Page>,
-    /// Content that a power cut may restore: pages in their last durable state; `None`: zeroes.
+    /// Content that a power cut may restore: pages in their last durable state, or `None` for
+    /// zeroes.
     before: BTreeMap<u64, Option<Page>>,
     health: Health,
-    /// Whether the content belongs to something else, which only a command with consent may
-    /// overwrite.
+    /// Whether the content belongs to another user, so that only a command with consent may
+    /// overwrite it.
     guarded: bool,
     /// Number of replacements by other systems.
     version: u64,
-    /// Commands in progress that may overwrite it: the versions that their operators knew, and when
-    /// they were given.
+    /// Commands in progress that may overwrite the disk: the versions that their operators knew,
+    /// and when the commands were given.
     consents: Vec<(u64, Instant)>,
-    /// Users that have claimed it, of this process.
+    /// Number of claims of the present process.
     claims: u32,
-    /// Number of processes that have been killed.
+    /// Number of processes that were killed so far.
     process: u64,
-    /// Operations that have not ended although their callers do not wait for them any more.
+    /// Operations that have not ended, and whose callers no longer wait for them.
     late: Vec<Action>,
     complaints: Vec<String>,
 }
@@ -130,12 +132,11 @@ impl Media {
         self.state().health
     }
 
-    /// Changes the health. Operations that had hung and that nothing waits for any more take
-    /// effect.
+    /// Changes the health. Abandoned operations take effect when the disk becomes good again.
     pub(crate) fn set_health(&self, health: Health) {
         let mut state = self.state();
         if state.health == Health::Hangs {
-            // Commands that were given meanwhile look at it only now.
+            // Commands that were given while the disk hung examine it only now.
             state.consents.iter_mut().for_each(|(_, given)| *given = Instant::now());
         }
         state.health = health;
@@ -146,7 +147,7 @@ impl Media {
         }
     }
 
-    /// Claims it, or says that it is claimed.
+    /// Claims the disk. Returns `None` if it is already claimed.
     pub(crate) fn claim(self: &Arc<Self>) -> Option<Arc<DiskClaim>> {
         let mut state = self.state();
         if state.claims > 0 {
@@ -161,9 +162,9 @@ impl Media {
         self.state().claims > 0
     }
 
-    /// Replaces the content by that of another system, as its tools do if nothing has claimed the
-    /// disk. The content may then be overwritten only with consent to it. Returns whether it was
-    /// replaced.
+    /// Replaces the content by that of another system, as a tool of that system would, unless the
+    /// disk is claimed. The content may then be overwritten only with consent to it. Returns
+    /// whether it was replaced.
     pub(crate) fn make_foreign(&self, byte: u8) -> bool {
         let mut state = self.state();
         // Other systems do not overwrite the cache of a volume.
@@ -178,7 +179,8 @@ impl Media {
         state.before.clear();
         state.guarded = true;
         state.version += 1;
-        // A new command has not examined the disk yet: its consent is to the content that it finds.
+        // A recent command has not examined the disk yet: its consent applies to the content that
+        // it will find.
         let version = state.version;
         for (known, given) in &mut state.consents {
             if given.elapsed() < FIRST_LOOK {
@@ -188,22 +190,22 @@ impl Media {
         true
     }
 
-    /// Allows a command in progress to overwrite it.
+    /// Records that a command in progress may overwrite the disk.
     pub(crate) fn consent(&self) {
         let mut state = self.state();
         let version = state.version;
         state.consents.push((version, Instant::now()));
     }
 
-    /// Ends the consent of a command that has ended. `overwritten`: the previous content needs no
-    /// guard any more.
+    /// Ends the consent of a command that has ended. `overwritten`: the previous content is gone
+    /// and needs no guard any more.
     pub(crate) fn end_consent(&self, overwritten: bool) {
         let mut state = self.state();
         state.consents.pop();
         state.guarded &= !overwritten;
     }
 
-    /// Takes effect; `Err`: it fails.
+    /// Executes an action, or fails as the health of the disk demands.
     pub(crate) fn run(
         &self,
         action: &Action,
@@ -257,7 +259,8 @@ impl Media {
         }
     }
 
-    /// Takes over an operation whose caller has gone: it takes effect when the disk answers.
+    /// Takes over an operation that its caller has abandoned: it takes effect when the disk
+    /// answers.
     pub(crate) fn is_late(&self, action: Action) {
         let mut state = self.state();
         match state.health {
@@ -267,8 +270,8 @@ impl Media {
         }
     }
 
-    /// Kills the process: operations that have not reached the disk may reach it or not.
-    /// `power_cut`: data that is not durable on it may be lost as well.
+    /// Kills the process: each operation that has not reached the disk may or may not reach it.
+    /// `power_cut`: data that is not durable may be lost as well.
     pub(crate) fn crash(&self, rng: &mut fastrand::Rng, power_cut: bool) {
         let mut state = self.state();
         for action in std::mem::take(&mut state.late) {
@@ -287,7 +290,7 @@ impl Media {
         }
         state.process += 1;
         state.claims = 0;
-        // A command that was cut off may have begun to overwrite it.
+        // A command that was cut off may have begun to overwrite the disk.
         state.guarded &= std::mem::take(&mut state.consents).is_empty();
     }
 
@@ -317,8 +320,8 @@ impl State {
         }
     }
 
-    /// Keeps the pages of a range as they are durable. Returns the numbers of those that lie in it
-    /// whole.
+    /// Saves the durable state of the pages of a range. Returns the numbers of the pages that the
+    /// range covers wholly.
     fn remember(&mut self, offset: u64, len: u64) -> Range<u64> {
         let end = offset + len;
         for page in offset / PAGE..end.div_ceil(PAGE) {
@@ -354,7 +357,7 @@ pub(crate) struct DiskClaim(Arc<Media>, u64);
 impl Drop for DiskClaim {
     fn drop(&mut self) {
         let mut state = self.0.state();
-        // The claims of a killed process ended with it.
+        // The claims of a killed process end with it.
         if state.process == self.1 {
             tracing::debug!(disk = self.0.name, "given back");
             state.claims -= 1;
@@ -362,14 +365,15 @@ impl Drop for DiskClaim {
     }
 }
 
-/// Whether a write takes effect that is reported as failed, as a disk does whose answer is lost.
+/// Returns whether a write takes effect although it is reported as failed, as on a disk whose
+/// answer is lost.
 fn happens_nevertheless(offset: u64) -> bool {
     (offset / PAGE).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 63 == 1
 }
 
 /// Returns the duration of an operation.
 pub(crate) fn latency(number: u64, offset: u64) -> Nanos {
-    // Different disks and places take different times, the same in each run.
+    // The duration depends on the disk and the offset, and is the same in each run.
     let mixed = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ offset)
         .wrapping_mul(0xbf58_476d_1ce4_e5b9)
         >> 40;

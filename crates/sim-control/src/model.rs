@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::command::{CACHES, Issued, MOVED, Report, VOLUMES, Verb};
 use crate::shelf::{REMOTE, Shelf};
 
-/// The possible states of a volume, as its operators know them.
+/// A possible state of a volume, as far as its operators know.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct VolumeModel {
     pub(crate) started: bool,
@@ -20,7 +20,7 @@ pub(crate) struct VolumeModel {
 /// The default of `dirty_high`.
 const DIRTY_HIGH: u64 = 50;
 
-/// A block of an origin, as clients see it.
+/// A block of an origin, as clients read it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Block {
     /// Values that a read may return.
@@ -31,22 +31,22 @@ pub(crate) struct Block {
     all: BTreeSet<u64>,
 }
 
-/// Blocks of an origin that clients use.
+/// Number of blocks of an origin that clients use.
 pub(crate) const BLOCKS: usize = 5;
 
 /// The model of a world.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
-    /// The possible states of each volume; `None`: it does not exist.
+    /// The possible states of each volume; `None` means that it does not exist.
     pub(crate) volumes: [BTreeSet<Option<VolumeModel>>; VOLUMES.len()],
     /// The blocks of the origins, in the order of [`origin_of`].
     pub(crate) blocks: [[Block; BLOCKS]; ORIGINS.len()],
-    /// Commands in progress that may discard dirty blocks, by origin.
+    /// Number of commands in progress that may discard dirty blocks, for each origin.
     discarding: [u32; ORIGINS.len()],
-    /// Number of such commands that have begun.
+    /// Number of commands begun so far that may discard dirty blocks, for each origin.
     discards: [u64; ORIGINS.len()],
-    /// The above number at the begin of each write; `u64::MAX` if such a command was in progress.
-    /// The value of a write is its position in this list plus one.
+    /// The value of `discards` at the beginning of each write, or `u64::MAX` if such a command was
+    /// in progress. The value of a write is its position in this list plus one.
     begun: Vec<u64>,
 }
 
@@ -74,10 +74,10 @@ impl Model {
         }
     }
 
-    /// Applies the reports of commands, in the order in which they began. `failing`: devices
-    /// returned errors, and did not only hang.
+    /// Applies the reports of commands, in the order in which the commands began. `failing`:
+    /// devices returned errors, instead of only hanging.
     pub(crate) fn apply(&mut self, mut issued: Vec<Issued>, failing: bool) {
-        // A command that was cut off before its number was known is the last one of its volume.
+        // A command that was cut off before its number was known was the last one on its volume.
         issued.sort_by_key(|issued| issued.id.map_or(u64::MAX, |id| id.0));
         for issued in issued {
             self.apply_one(&issued, failing);
@@ -86,8 +86,8 @@ impl Model {
 
     fn apply_one(&mut self, issued: &Issued, failing: bool) {
         let (verb, volume) = (issued.command.verb, issued.command.volume);
-        // Stops, starts and deletions that failed because of an I/O error may have happened: the
-        // write to the cache device may have succeeded nevertheless.
+        // Stops, starts and deletions that failed because of an I/O error may have taken effect:
+        // the write to the cache device may have succeeded nevertheless.
         let open = failing && matches!(verb, Verb::Stop | Verb::Start { .. } | Verb::Delete { .. });
         let (happens, does_not) = match &issued.report {
             Report::Failed(..) if issued.id.is_none() => (false, true),
@@ -106,9 +106,9 @@ impl Model {
         }
     }
 
-    /// Compares the model with the report of an idle daemon, and drops the possibilities that did
-    /// not come true. `settled`: all disks were there from the start of the daemon, so that it has
-    /// completed the deletions that were interrupted.
+    /// Compares the model with the report of an idle daemon, and drops the possibilities that the
+    /// report rules out. `settled`: all disks were available since the daemon started, so it has
+    /// completed interrupted deletions.
     pub(crate) fn check(&mut self, list: &Value, shelf: &Shelf, settled: bool) -> Vec<String> {
         let mut wrong = Vec::new();
         let listed = list["volumes"].as_array().cloned().unwrap_or_default();
@@ -162,8 +162,8 @@ impl Model {
         wrong
     }
 
-    /// Marks the begin or the end of a command that may discard dirty blocks. From then on the
-    /// origin may hold any version of its blocks.
+    /// Records the beginning or the end of a command that may discard dirty blocks. After the
+    /// beginning, the origin may contain any version of its blocks.
     pub(crate) fn discard(&mut self, volume: usize, begins: bool) {
         let origin = origin_of(volume);
         self.blocks[origin].iter_mut().for_each(Block::forget);
@@ -172,9 +172,10 @@ impl Model {
             if begins { self.discarding[origin] + 1 } else { self.discarding[origin] - 1 };
     }
 
-    /// A client has begun to write to a block. Returns the value, which no other write has.
+    /// Records that a client has begun to write to a block. Returns the value of the write, which
+    /// no other write has.
     pub(crate) fn begin(&mut self, origin: usize, block: usize) -> u64 {
-        // A write that begins during such a command is overtaken by it.
+        // The command may discard a write that begins during it.
         let overtaken = self.discarding[origin] > 0;
         self.begun.push(if overtaken { u64::MAX } else { self.discards[origin] });
         let value = self.begun.len() as u64;
@@ -185,8 +186,8 @@ impl Model {
         value
     }
 
-    /// The write was acknowledged; `durable`: for good. If a command has discarded blocks since it
-    /// began, it may be among them.
+    /// Records that a write was acknowledged. `durable`: the write survives a crash. If a command
+    /// has begun to discard blocks since the write began, it may have discarded this one.
     pub(crate) fn acknowledge(&mut self, origin: usize, block: usize, value: u64, durable: bool) {
         let is_older = self.begun[value as usize - 1] != self.discards[origin];
         if self.discarding[origin] > 0 || is_older {
@@ -214,8 +215,8 @@ impl Model {
         }
     }
 
-    /// A volume on this origin was stopped, but its cache device or its origin failed: writes that
-    /// no flush has made durable may be lost.
+    /// Records that a volume on this origin was stopped although its cache device or origin failed:
+    /// writes that no flush has made durable may be lost.
     pub(crate) fn lose_unflushed(&mut self, origin: usize) {
         self.blocks[origin].iter_mut().for_each(Block::crash);
     }
@@ -230,19 +231,19 @@ impl Model {
         }
     }
 
-    /// Everything that was acknowledged is durable.
+    /// Records that all acknowledged writes are durable.
     pub(crate) fn settle(&mut self) {
         self.blocks.iter_mut().flatten().for_each(Block::settle);
     }
 }
 
 impl Block {
-    /// Notes that acknowledged writes survive a crash.
+    /// Records that acknowledged writes survive a crash.
     fn settle(&mut self) {
         self.crashed.clone_from(&self.allowed);
     }
 
-    /// Acknowledged writes that were not durable are lost, or are not.
+    /// Records a crash: each acknowledged write that was not durable may or may not be lost.
     fn crash(&mut self) {
         self.allowed.append(&mut self.crashed);
         self.crashed.clone_from(&self.allowed);

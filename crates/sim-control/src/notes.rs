@@ -1,4 +1,4 @@
-//! The events of a world, and its failures.
+//! The record of a world's events and failures.
 
 use forebay_threads::{Mutex, Simulation};
 

@@ -1,4 +1,4 @@
-//! Operators: they give commands, and their consent to overwriting.
+//! Operators, which give commands and consent to overwriting.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::model::{Model, origin_of};
 use crate::notes::{WorldNotes, note};
 use crate::shelf::Shelf;
 
-/// Returns two operations that run on one volume at once, although the later one does not supersede
-/// the other.
+/// Returns two operations that run on one volume simultaneously although the later one does not
+/// supersede the other.
 pub(crate) fn crowd(daemon: &Embedded) -> Option<String> {
     let answer = daemon.ask("GET", "/v1/operations", &Value::Null);
     let list: OperationList = serde_json::from_value(answer.body).unwrap_or_default();
@@ -29,7 +29,7 @@ pub(crate) fn crowd(daemon: &Embedded) -> Option<String> {
     })
 }
 
-/// Ends the consent of a command that has ended later than its operator was told.
+/// Ends the consent of a command that ended after its operator had stopped waiting.
 pub(crate) fn end_consent(shelf: &Shelf, model: &Mutex<Model>, issued: &Issued) {
     let has_ended = matches!(issued.report, Report::Done | Report::Failed(..));
     if !has_ended {
@@ -54,13 +54,13 @@ pub(crate) fn give(
     (issued, notes): (&Mutex<Vec<Issued>>, &Mutex<WorldNotes>),
     command: OperatorCommand,
 ) -> Report {
-    // If the daemon is killed meanwhile, this is all that its operator knows.
+    // If the daemon is killed meanwhile, the operator learns no more than this.
     let place = {
         let mut issued = issued.lock();
         issued.push(Issued { command, id: None, report: Report::Unknown });
         issued.len() - 1
     };
-    // Consent lasts until the operator is told that nothing has come of it.
+    // The consent lasts until the operator is told that the command has ended.
     match command.verb {
         Verb::Create { cache, force: true } => {
             if let Some(media) = shelf.at(&shelf.path(CACHES[cache])) {
@@ -90,7 +90,7 @@ pub(crate) fn give(
     report
 }
 
-/// A volume that has stopped uses its origin no longer, unless another command has come.
+/// Checks that a stopped volume releases its origin, unless another command uses it.
 fn check_let_go(
     daemon: &Embedded,
     shelf: &Shelf,

@@ -1,4 +1,4 @@
-//! The events of a world: lives of daemons, commands, trouble with disks, and ends.
+//! The events of a world: lives of daemons, commands, disk trouble, and ends.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ pub(crate) enum LifeEnd {
     Kill(Duration),
     /// The power fails.
     PowerCut(Duration),
-    /// Another program goes on, once all commands have ended.
+    /// Another program takes over, once all commands have ended.
     HandOver,
 }
 
-/// Something that happens to a disk.
+/// A change of a disk and its time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trouble {
-    /// Since the change before it.
+    /// Time since the previous change.
     pub(crate) after: Duration,
     /// Index in [`DISKS`].
     pub(crate) disk: usize,
@@ -37,9 +37,9 @@ pub(crate) struct Trouble {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DiskChange {
     Health(Health),
-    /// Another system takes it for itself, if nothing has claimed it.
+    /// Another system takes the disk for itself, unless the disk is claimed.
     Taken,
-    /// The state directory has a fault, or none any more.
+    /// The state directory gets a fault, or loses it.
     State(Option<Fault>),
 }
 
@@ -49,10 +49,10 @@ pub(crate) const DISKS: [&str; 6] = ["o1", "o2", "c1", "c2", "foreign", REMOTE];
 /// One life of a daemon.
 #[derive(Clone, Debug)]
 pub(crate) struct DaemonLife {
-    /// The commands of operators: each operator gives one after the other, with pauses before them.
+    /// The commands of each operator, who gives them one after the other with a pause before each.
     pub(crate) operators: Vec<Vec<(Duration, OperatorCommand)>>,
     pub(crate) trouble: Vec<Trouble>,
-    /// Index in [`DISKS`] of one that hangs already when the daemon starts.
+    /// Index in [`DISKS`] of a disk that hangs when the daemon starts.
     pub(crate) hung: Option<usize>,
     /// Whether the first cache device has another name during this life.
     pub(crate) renamed: bool,
@@ -76,8 +76,8 @@ impl DaemonLife {
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub(crate) seed: u64,
-    /// Commands that are given before the lives begin, one after the other, with nothing in their
-    /// way.
+    /// Commands that are given one after the other before the lives begin, and that nothing
+    /// hinders.
     pub(crate) before: Vec<OperatorCommand>,
     pub(crate) lives: Vec<DaemonLife>,
     /// Whether clients read and write.
@@ -85,14 +85,14 @@ pub(crate) struct Script {
 }
 
 fn millis(rng: &mut fastrand::Rng, most: u64) -> Duration {
-    // Short times are as likely as long ones.
+    // Each order of magnitude is equally likely.
     let most = most.max(2).ilog2();
     let most = 2u64 << rng.u32(0..=most);
     Duration::from_millis(rng.u64(0..most))
 }
 
-/// The volumes that the commands of most worlds are about: those of one origin, or a single one,
-/// whose commands get in each other's way more often.
+/// The volumes to which the commands of most worlds apply: those of one origin, or a single volume,
+/// whose commands conflict more often.
 const RIVALS: [&[usize]; 4] = [&[0, 2], &[3, 4], &[0], &[3]];
 
 fn random_command(rng: &mut fastrand::Rng, volumes: &[usize]) -> OperatorCommand {
@@ -158,7 +158,7 @@ fn random_life(rng: &mut fastrand::Rng, failing: bool, volumes: &[usize]) -> Dae
     }
     let renamed = rng.u32(0..6) == 0;
     let end = match rng.u32(0..7) {
-        // It has to be known afterwards which volumes use the other name.
+        // The end must be an idle daemon, so that it is known which volumes use the other name.
         _ if renamed => LifeEnd::Rest,
         0 | 1 => LifeEnd::Rest,
         2 => LifeEnd::HandOver,
@@ -173,22 +173,22 @@ fn random_life(rng: &mut fastrand::Rng, failing: bool, volumes: &[usize]) -> Dae
 #[derive(Clone, Copy, Debug)]
 enum ScriptObstacle {
     None,
-    /// The first one is cancelled after so long.
+    /// The first command is cancelled after this time.
     Cancel(u64),
     /// A disk hangs, for less or more time than commands wait.
     Hang(usize, u64),
-    /// A disk hangs from this number of milliseconds on, and the command at this position is
-    /// cancelled meanwhile.
+    /// A disk hangs from this number of milliseconds on. The command at this position is cancelled
+    /// while it hangs.
     HangAndCancel(usize, u64, usize),
     /// The writes to a disk fail from so many milliseconds on.
     FailsWrites(usize, u64),
-    /// The daemon is killed, ended, or replaced so long after the first command began.
+    /// The daemon is killed, ended, or replaced this long after the first command began.
     Kill(u64),
     Stop(u64),
     HandOver,
     /// The state directory hangs from this number of microseconds on, and the daemon is killed.
     StateHangs(u64),
-    /// The spare disks are taken by another system while an origin on another machine hangs.
+    /// Another system takes the spare disks while an origin on another machine hangs.
     Taken,
 }
 
@@ -208,7 +208,7 @@ const OBSTACLES: [ScriptObstacle; 24] = [
     ScriptObstacle::Taken,
     ScriptObstacle::Hang(5, 45),
     ScriptObstacle::HangAndCancel(2, 0, 0),
-    // A creation has begun to format by then.
+    // By then, a creation has begun to format the device.
     ScriptObstacle::HangAndCancel(2, 36, 0),
     ScriptObstacle::HangAndCancel(2, 0, 1),
     ScriptObstacle::HangAndCancel(5, 0, 0),
@@ -220,13 +220,13 @@ const OBSTACLES: [ScriptObstacle; 24] = [
     ScriptObstacle::FailsWrites(2, 3),
 ];
 
-/// The state that the first command finds.
+/// The state in which the first command finds the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Before {
     Served,
     Stopped,
-    /// There is no such volume. Its origin is on another machine, where no claim of a device keeps
-    /// a second one away.
+    /// The volume does not exist. Its origin is on another machine, so no claim of a device
+    /// prevents a second volume from using it.
     Absent,
 }
 
@@ -242,7 +242,7 @@ impl Before {
     }
 }
 
-/// Takes one of `most` alternatives off a number.
+/// Removes a choice among `most` alternatives from a number and returns it.
 fn take(rest: &mut u64, most: usize) -> usize {
     let taken = (*rest % most as u64) as usize;
     *rest /= most as u64;
@@ -251,11 +251,11 @@ fn take(rest: &mut u64, most: usize) -> usize {
 
 const BEFORE: [Before; 3] = [Before::Served, Before::Stopped, Before::Absent];
 
-/// The volume of the second command, by the place of the first one's: that one, one on the same
-/// cache device, one that wants the same origin, and two others.
+/// The volume of the second command, by the position of the first one's: the same volume, one on
+/// the same cache device, one that wants the same origin, and two others.
 const OTHERS: [[usize; 5]; 2] = [[0, 1, 2, 3, 4], [3, 1, 4, 0, 2]];
 
-/// Time for which a cancelled command waits for a hung device before the next one is given.
+/// Time for which a cancelled command waits for a hung device before the next command is given.
 const GIVEN_UP: Duration = Duration::from_secs(2);
 
 /// Scripts that are enumerated.
@@ -325,18 +325,18 @@ impl Enumerated {
     }
 }
 
-/// The disks of [`Enumerated::HungStarts`], after how many seconds they answer, and when the
-/// command is given, in seconds.
+/// The disks of [`Enumerated::HungStarts`], the time after which they answer, and the time at which
+/// the command is given, both in seconds.
 const HUNG: [usize; 3] = [0, 1, 2];
 const HEALS: [u64; 3] = [2, 45, 120];
 const COMMANDED: [u64; 4] = [0, 1, 7, 40];
 
-/// The moments of [`Enumerated::Kills`], and how far they are apart.
+/// Number of moments of [`Enumerated::Kills`], and the interval between them.
 const KILLS: u64 = 300;
 const APART: Duration = Duration::from_micros(250);
 
 impl Script {
-    /// Returns the script of a number. The order of threads comes from the number too.
+    /// Returns the script of a number, which also determines the order of threads.
     pub(crate) fn enumerated(what: Enumerated, number: u64) -> Self {
         match what {
             Enumerated::HungStarts => Script::hung_start(number),

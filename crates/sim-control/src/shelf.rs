@@ -1,5 +1,5 @@
-//! All disks of a world, found by their files: an empty file stands for each, so that names, links
-//! and identities are those of a real filesystem.
+//! All disks of a world, identified by files: an empty file represents each disk, so that names,
+//! links and identities are those of a real file system.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use crate::disk::OpenDisk;
 use crate::media::{Health, Media};
 
-/// An origin that nothing keeps two users from opening.
+/// An origin that several users can open simultaneously.
 pub(crate) const REMOTE: &str = "nbd://localhost/disk";
 
 /// Interval at which opening a hung disk checks whether it answers.
@@ -28,7 +28,7 @@ type FileKey = (u64, u64);
 /// See the module.
 pub(crate) struct Shelf {
     dir: PathBuf,
-    /// The disk of another machine, which any system may open.
+    /// The disk of another machine, which any system can open.
     remote: Arc<Media>,
     media: Mutex<BTreeMap<FileKey, Arc<Media>>>,
 }
@@ -43,7 +43,7 @@ impl Shelf {
     /// Makes a disk.
     ///
     /// # Panics
-    /// The file that stands for it cannot be created.
+    /// Panics if the file that represents the disk cannot be created.
     pub(crate) fn add(&self, name: &str, size: u64) -> Arc<Media> {
         let path = self.dir.join(name);
         fs::write(&path, []).expect("a writable directory");
@@ -67,15 +67,15 @@ impl Shelf {
         self.all().into_iter().find(|media| media.name == path)
     }
 
-    /// Gives a disk another name.
+    /// Renames a disk.
     ///
     /// # Panics
-    /// The file that stands for it cannot be renamed.
+    /// Panics if the file that represents the disk cannot be renamed.
     pub(crate) fn rename(&self, from: &str, to: &str) {
         fs::rename(self.dir.join(from), self.dir.join(to)).expect("a writable directory");
     }
 
-    /// Returns the disk that a path leads to.
+    /// Returns the disk to which a path leads.
     pub(crate) fn at(&self, path: &str) -> Option<Arc<Media>> {
         self.of(Path::new(path), None).ok()
     }
@@ -85,7 +85,8 @@ impl Shelf {
         self.media.lock().values().cloned().collect()
     }
 
-    /// Returns the disk of a file; `size`: of one that is not known yet.
+    /// Returns the disk that a file represents, creating it with `size` bytes if it is not known
+    /// yet.
     fn of(&self, path: &Path, size: Option<u64>) -> std::io::Result<Arc<Media>> {
         let found = fs::metadata(path)?;
         let key = (found.dev(), found.ino());

@@ -1,4 +1,4 @@
-//! One world: disks, a state directory, and one daemon after the other, with operators and clients.
+//! One world: disks, a state directory, and a sequence of daemons, with operators and clients.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ pub(crate) struct World {
     script: Script,
     rng: fastrand::Rng,
     hand_overs: u64,
-    /// Whether the first cache device has its other name.
+    /// Whether the first cache device has its other name at present.
     renamed: bool,
 }
 
@@ -124,7 +124,7 @@ impl World {
     }
 
     fn begin(&mut self, lock: Option<std::os::fd::OwnedFd>) -> Option<RunningDaemon> {
-        // A daemon does not start while its state directory does not answer.
+        // A daemon cannot start while its state directory does not answer.
         faults::set(&self.state_dir(), None);
         let clients = clients();
         let front_end: Arc<dyn FrontEnd> = clients.clone();
@@ -236,8 +236,8 @@ impl World {
         self.dir.join("state")
     }
 
-    /// Gives the first cache device its other name, or its own again. A volume that was created on
-    /// it under the other name has no use for its own.
+    /// Gives the first cache device its other name, or its original one. The original name is not
+    /// restored while a volume uses the other one.
     fn name_disks(&mut self, renamed: bool) {
         let is = |volume: &Option<VolumeModel>| volume.as_ref().is_some_and(|it| it.cache == MOVED);
         let keeps = self.model.lock().volumes.iter().flatten().any(is);
@@ -259,10 +259,10 @@ impl World {
         self.shelf.all().iter().chain(&remote).for_each(|media| media.set_health(Health::Good));
     }
 
-    /// Waits until all is at rest, and compares the daemon with the model.
+    /// Waits until the daemon is idle, and compares it with the model.
     fn rest(&self, running: &mut RunningDaemon, settled: bool) {
         let begun = Instant::now();
-        // Operators come to their ends by themselves, or devices that hang answer again at last.
+        // Operators end by themselves, or when hanging devices answer again.
         while running.operators.iter().any(|it| !it.is_finished()) && begun.elapsed() < ENDING {
             sleep(Duration::from_millis(200));
         }
@@ -287,8 +287,8 @@ impl World {
         self.complaints();
     }
 
-    /// Returns the volumes when operations that were given up have ended too, a moment after their
-    /// devices have answered.
+    /// Returns the list of volumes once operations that were given up have ended, shortly after
+    /// their devices have answered.
     fn list_at_rest(&self, running: &RunningDaemon) -> Value {
         let begun = Instant::now();
         let ends = ["recovering", "waiting", "stopping"];
@@ -310,7 +310,7 @@ impl World {
         Some(format!("{} of {}: {:?}", first.verb, first.volume, first.error))
     }
 
-    /// Applies the reports of all commands; those that were under way have ended by now.
+    /// Applies the reports of all commands; those that were in progress have ended by now.
     fn learn(&self, running: &RunningDaemon) {
         let answer = running.daemon.ask("GET", "/v1/operations", &Value::Null);
         let list: OperationList = serde_json::from_value(answer.body).unwrap_or_default();
@@ -322,7 +322,8 @@ impl World {
             if let Some(ended) = list.operations.iter().find(|it| Some(it.id) == issued.id) {
                 issued.report = match &ended.error {
                     None => Report::Done,
-                    // It is done; an earlier command that was given up still uses a device.
+                    // The command has taken effect; an earlier command that was given up still uses
+                    // a device.
                     Some(error) if error.kind == ErrorKind::UnderWay => Report::Done,
                     Some(error) => Report::Failed(error.kind, error.message.clone()),
                 };
@@ -339,8 +340,8 @@ impl World {
         self.model.lock().apply(issued, self.script.fails());
     }
 
-    /// When the daemon is idle, the devices of served volumes are claimed and no others. A cache
-    /// that waited for the origin of a stopped volume closes a moment after that has answered.
+    /// Checks that an idle daemon claims the devices of served volumes and no others. A cache that
+    /// waited for the origin of a stopped volume closes shortly after that origin has answered.
     fn check_claims(&self, list: &Value) {
         let mut wanted = Vec::new();
         for volume in list["volumes"].as_array().into_iter().flatten() {
@@ -370,7 +371,7 @@ impl World {
         }
     }
 
-    /// Ends a life. Returns the items that the next program inherits.
+    /// Ends a life. Returns the objects that the next program inherits.
     fn end(
         &mut self,
         mut running: RunningDaemon,
@@ -420,12 +421,12 @@ impl World {
         {
             self.wrong(format!("did not stop cleanly: {error}"));
         }
-        // An operation that was given up because a disk hung may be on its way with its disks in
-        // use; its thread ends with the process.
+        // An operation that was given up because a disk hung may still be in progress and use its
+        // disks; its thread ends with the process.
         for media in disks.iter().filter(|media| media.is_claimed() && clean && !running.hangs) {
             self.wrong(format!("{} is still in use after an orderly end", media.name));
         }
-        // Threads that still run end with the process.
+        // Threads that are still running end with the process.
         self.cut_off(running, if clean { Cut::Orderly } else { Cut::Killed });
     }
 
@@ -467,7 +468,8 @@ impl World {
         self.complaints();
     }
 
-    /// At the end: every volume starts, and reads and the origin return the acknowledged data.
+    /// Checks the end of a world: every volume starts, and reads and the origin return the
+    /// acknowledged data.
     fn last(&mut self, lock: Option<std::os::fd::OwnedFd>) {
         self.heal();
         self.name_disks(false);
@@ -493,8 +495,9 @@ impl World {
         self.stop(running);
     }
 
-    /// At the end: an origin without a volume has the acknowledged data too, and gets a volume on
-    /// each cache that others use. No remains of a failed creation are there.
+    /// Checks the end of a world: an origin without a volume has the acknowledged data too, and a
+    /// volume on it can be created on each cache device that others use. No remains of a failed
+    /// creation exist.
     fn create_again(&self, running: &RunningDaemon) {
         for (volume, (name, _)) in VOLUMES.into_iter().enumerate() {
             let volumes = self.model.lock().volumes.clone();
@@ -515,8 +518,8 @@ impl World {
     }
 
     /// Returns whether a volume is served in the end. If a cache device failed or did not answer,
-    /// its dirty blocks may be lost. The operator accepts that by a forced start, after which reads
-    /// may return older data of the origin.
+    /// its dirty blocks may be lost. The operator accepts this with a forced start, after which
+    /// reads may return older data of the origin.
     fn is_served(&self, running: &RunningDaemon, volume: usize) -> bool {
         let name = VOLUMES[volume].0;
         let state = || {
@@ -576,7 +579,7 @@ impl World {
     }
 }
 
-/// Returns a volume that certainly exists, with its index.
+/// Returns a volume that certainly exists, and its index.
 fn known(
     (volume, states): (usize, &BTreeSet<Option<VolumeModel>>),
 ) -> Option<(usize, &VolumeModel)> {

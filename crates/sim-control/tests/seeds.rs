@@ -1,4 +1,4 @@
-//! Some random worlds, and some of the enumerated ones.
+//! Some random worlds and some enumerated worlds.
 
 use std::process::Command;
 
@@ -25,15 +25,15 @@ fn commands_with_obstacles_do_what_they_reported() {
 
 #[test]
 fn worlds_that_failed_once_keep_their_promises() {
-    // The failure that each of them found:
+    // For each world, the failure that it found:
     let found = [
         // A stopped volume that was deleted while its cache device had failed stayed on it for
         // good.
         ("60575", None),
-        // A stopped volume whose deletion had been completed before a crash was listed until a
-        // command looked at it.
+        // A stopped volume whose deletion had been completed before a crash stayed in the list
+        // until a command examined it.
         ("490", Some("kills")),
-        // A volume that was created while another one's policy was changed kept the old one.
+        // A volume that was created while the policy of another was changed kept the old policy.
         ("22392", Some("pairs")),
     ];
     for (seed, all) in found {

@@ -1,5 +1,5 @@
-//! Queues between threads, as those of [`std::sync::mpsc`]. A bounded queue has space for at least
-//! one message.
+//! Queues between threads, like those of [`std::sync::mpsc`]. A bounded queue has space for at
+//! least one message.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -29,20 +29,20 @@ struct ChannelState<T> {
     most: usize,
 }
 
-/// Lets another simulated thread go on.
+/// Lets another simulated thread run.
 fn step(at: &'static Location<'static>) {
     if let Some(here) = Here::get() {
         here.step(at);
     }
 }
 
-/// Whether a simulated thread has to end, and must not wait any more.
+/// Returns whether a simulated thread is being ended and must not wait any more.
 fn unwinds() -> bool {
     std::thread::panicking() && Here::get().is_some_and(|here| here.is_ending())
 }
 
 impl<T> ChannelState<T> {
-    /// Sends if there is space.
+    /// Sends a message if there is space.
     fn push(&self, queue: &mut MessageQueue<T>, message: T) -> Result<(), TrySendError<T>> {
         if !queue.has_receiver {
             return Err(TrySendError::Disconnected(message));
@@ -137,7 +137,7 @@ pub fn channel<T>() -> (Sender<T>, Receiver<T>) {
     (Sender(shared.clone()), Receiver(shared))
 }
 
-/// Makes a queue for `most` messages. Senders wait while it is full.
+/// Creates a queue for `most` messages. Senders wait while it is full.
 pub fn sync_channel<T>(most: usize) -> (SyncSender<T>, Receiver<T>) {
     let shared = shared(most.max(1));
     (SyncSender(shared.clone()), Receiver(shared))
@@ -150,7 +150,7 @@ impl<T> Sender<T> {
     /// Sends, without waiting.
     ///
     /// # Errors
-    /// There is no receiver any more.
+    /// The receiver was dropped.
     #[track_caller]
     pub fn send(&self, message: T) -> Result<(), SendError<T>> {
         self.0.send(message, Location::caller())
@@ -182,16 +182,16 @@ impl<T> SyncSender<T> {
     /// Waits for space, and sends.
     ///
     /// # Errors
-    /// There is no receiver any more.
+    /// The receiver was dropped.
     #[track_caller]
     pub fn send(&self, message: T) -> Result<(), SendError<T>> {
         self.0.send(message, Location::caller())
     }
 
-    /// Sends, if there is space.
+    /// Sends a message if there is space.
     ///
     /// # Errors
-    /// There is none, or there is no receiver any more.
+    /// The queue is full, or the receiver was dropped.
     #[track_caller]
     pub fn try_send(&self, message: T) -> Result<(), TrySendError<T>> {
         self.0.try_send(message, Location::caller())
@@ -223,7 +223,7 @@ impl<T> Receiver<T> {
     /// Waits for a message.
     ///
     /// # Errors
-    /// There is none, and no sender any more.
+    /// The queue is empty, and all senders were dropped.
     #[track_caller]
     pub fn recv(&self) -> Result<T, RecvError> {
         self.0.receive(None, Location::caller()).map_err(|_| RecvError)
@@ -232,28 +232,28 @@ impl<T> Receiver<T> {
     /// Waits for a message, at most for `time`.
     ///
     /// # Errors
-    /// There is none, and the time has passed or there is no sender any more.
+    /// The queue is empty, and the time has passed or all senders were dropped.
     #[track_caller]
     pub fn recv_timeout(&self, time: Duration) -> Result<T, RecvTimeoutError> {
         self.0.receive(Instant::now().checked_add(time), Location::caller())
     }
 
-    /// Returns a message that is there.
+    /// Returns the next message without waiting.
     ///
     /// # Errors
-    /// There is none.
+    /// The queue is empty.
     #[track_caller]
     pub fn try_recv(&self) -> Result<T, TryRecvError> {
         step(Location::caller());
         self.0.pop(self.0.queue.lock())
     }
 
-    /// Returns the messages as they come, until there is no sender any more.
+    /// Returns the messages as they arrive, until all senders are dropped.
     pub fn iter(&self) -> impl Iterator<Item = T> {
         std::iter::from_fn(|| self.recv().ok())
     }
 
-    /// Returns the messages that are there.
+    /// Returns the messages that are in the queue now.
     pub fn try_iter(&self) -> impl Iterator<Item = T> {
         std::iter::from_fn(|| self.try_recv().ok())
     }
@@ -263,7 +263,7 @@ impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
         let mut queue = self.0.queue.lock();
         queue.has_receiver = false;
-        // They may send and receive as they are dropped.
+        // The messages may send and receive while they are dropped, so the lock is released first.
         let messages = std::mem::take(&mut queue.messages);
         drop(queue);
         drop(messages);
@@ -277,7 +277,7 @@ impl<T> fmt::Debug for Receiver<T> {
     }
 }
 
-/// The messages of a queue, as they come.
+/// The messages of a queue, as they arrive.
 pub struct IntoIter<T>(Receiver<T>);
 
 impl<T> Iterator for IntoIter<T> {

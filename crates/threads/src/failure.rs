@@ -3,14 +3,14 @@
 use std::fmt;
 use std::panic::Location;
 
-/// The place at which a thread of a simulation waits.
+/// The position at which a thread of a simulation waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitPoint {
     /// The thread's name.
     pub thread: String,
-    /// The kind of its wait.
+    /// The kind of the wait.
     pub what: &'static str,
-    /// The place of its call into this crate.
+    /// The source position of the call into this crate.
     pub at: &'static Location<'static>,
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for WaitPoint {
 /// Why a run is a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// A thread panicked, and nothing caught it.
+    /// A thread panicked, and the panic was not caught.
     Panic {
         /// The thread's name.
         thread: String,
@@ -32,12 +32,12 @@ pub enum Failure {
     },
     /// No thread can continue.
     Deadlock(Vec<WaitPoint>),
-    /// The steps or the time of the [`Plan`](crate::Plan) are used up.
+    /// The maximum number of steps, or the maximum time, of the [`Plan`](crate::Plan) was exceeded.
     Endless(Vec<WaitPoint>),
-    /// These threads did not end after the end of the run or a crash: they wait for each other, or
+    /// These threads did not end after the run had ended or crashed: they wait for each other, or
     /// loop.
     Left(Vec<WaitPoint>),
-    /// A thread waits for something that is not simulated. It is left behind, with all others.
+    /// A thread waits for something that is not simulated. It is abandoned, with all other threads.
     Stuck(WaitPoint),
 }
 

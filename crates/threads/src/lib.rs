@@ -1,11 +1,11 @@
-//! Threads, locks, channels and time of the control plane, which a simulation can take over.
+//! Threads, locks, channels and time of the control plane, which a simulation can replace.
 //!
-//! Outside of a simulation everything here is the operating system's: threads, locks, the monotonic
-//! clock. The difference costs a read of a thread-local variable. Inside of [`Simulation::run`] the
-//! same code runs on threads of which exactly one runs at a time, in virtual time. Where a thread
-//! starts another, waits, takes a lock, sends, receives or ends, the simulation decides which
-//! thread continues: by a seed, or by a list of decisions. So a run can be repeated, and all orders
-//! of a small one can be tried.
+//! Outside of a simulation, everything here is provided by the operating system: threads, locks,
+//! the monotonic clock. The overhead is a read of a thread-local variable. Inside
+//! [`Simulation::run`] the same code runs on threads of which exactly one runs at a time, in
+//! virtual time. Wherever a thread starts another, waits, takes a lock, sends, receives or ends,
+//! the simulation decides which thread continues: by a seed, or by a list of decisions. A run can
+//! therefore be repeated, and all orders of a small one can be tried.
 //!
 //! The interface is that of the standard library, with two differences: a lock ignores that a
 //! thread panicked while it was held, and a thread has a name.

@@ -1,4 +1,4 @@
-//! The choice of the thread that continues in a simulation.
+//! The choice of the next thread to run in a simulation.
 
 use std::fmt::{self, Write as _};
 use std::num::ParseIntError;
@@ -13,8 +13,7 @@ struct Decision {
     chosen: u32,
     /// The number of possibilities; 0: not known.
     of: u32,
-    /// Whether the first possibility is that the running thread goes on, and any other interrupts
-    /// it.
+    /// Whether the first possibility is to continue the running thread, and all others preempt it.
     stays: bool,
 }
 
@@ -24,24 +23,24 @@ impl Decision {
     }
 }
 
-/// The decisions of a run, in order. Their text can be parsed again; [`Plan::repeat`] repeats the
-/// run.
+/// The decisions of a run, in order. Their text form can be parsed again; [`Plan::repeat`] repeats
+/// the run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decisions(Vec<Decision>);
 
 impl Decisions {
-    /// Returns how many there are.
+    /// Returns the number of decisions.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns whether there was nothing to decide.
+    /// Returns whether no decision was made.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Returns the first decisions of the next run in the enumeration of runs with at most `most`
-    /// preemptions; `None` after the last one.
+    /// preemptions. `None` after the last run.
     fn next(&self, most: usize) -> Option<Decisions> {
         let mut preemptions = self.0.iter().filter(|decision| decision.preempts()).count();
         for (index, decision) in self.0.iter().enumerate().rev() {
@@ -95,15 +94,15 @@ enum DecisionSource {
 #[derive(Clone, Debug)]
 pub struct Plan {
     source: DecisionSource,
-    /// Whether every lock is a yield point, not only a contended one. Without this a run has fewer
-    /// steps and fewer interleavings.
+    /// Whether every lock is a yield point, instead of only contended ones. Without this a run has
+    /// fewer steps and fewer interleavings.
     pub every_lock: bool,
     /// Whether virtual time may advance while threads are ready, so that timeouts expire early, as
     /// on a machine that is too slow.
     pub early: bool,
-    /// The number of steps after which a run counts as endless.
+    /// Maximum number of steps; a run with more counts as endless.
     pub most_steps: u64,
-    /// The virtual time after which a run counts as endless.
+    /// Maximum virtual time; a run that takes longer counts as endless.
     pub most_time: Duration,
 }
 
@@ -113,13 +112,13 @@ impl Plan {
         Plan { source, every_lock: true, early: false, most_steps: 10_000_000, most_time }
     }
 
-    /// Chooses at random. The seed also selects the strategy: preemption at every step or seldom,
-    /// by uniform choice or by priorities that change seldom.
+    /// Chooses at random. The seed also selects the strategy: frequent or rare preemption, by
+    /// uniform choice or by priorities that rarely change.
     pub fn seed(seed: u64) -> Self {
         Plan::new(DecisionSource::Seed(seed))
     }
 
-    /// Repeats the decisions of another run, and preempts no thread after the last of them. The
+    /// Repeats the decisions of another run, and preempts no thread after the last decision. The
     /// other fields must be the same.
     pub fn repeat(decisions: Decisions) -> Self {
         Plan::new(DecisionSource::Given(decisions))
@@ -172,13 +171,13 @@ pub struct Enumeration {
 }
 
 impl Enumeration {
-    /// Begins with the run without preemptions. `most`: the most preemptions in one run.
+    /// Begins with the run without preemptions. `most` is the maximum number of preemptions per
+    /// run.
     pub fn new(most: usize) -> Self {
         Enumeration { next: Some(Decisions::default()), most }
     }
 
-    /// Returns the next run. Its decisions have to be [noted](Enumeration::note) before the one
-    /// after it.
+    /// Returns the next run. Its decisions must be [noted](Enumeration::note) before the next call.
     pub fn next_plan(&mut self) -> Option<Plan> {
         self.next.take().map(Plan::repeat)
     }
@@ -200,9 +199,9 @@ pub(crate) enum ThreadState {
     Yields,
 }
 
-/// The possibilities of one decision.
+/// The alternatives of one decision.
 pub(crate) struct DecisionOptions<'a> {
-    /// The threads that could go on.
+    /// The threads that can continue.
     pub(crate) threads: &'a [usize],
     pub(crate) running: ThreadState,
     /// Whether virtual time may advance instead; this is the last possibility.
@@ -211,14 +210,14 @@ pub(crate) struct DecisionOptions<'a> {
 
 enum Manner {
     Given(Decisions),
-    /// The running thread goes on with a probability of `stay` / 64; otherwise all have the same
-    /// chance.
+    /// The running thread continues with a probability of `stay` / 64; otherwise all threads have
+    /// the same chance.
     Even {
         rng: Rng,
         stay: u32,
     },
-    /// The thread with the highest rank goes on. A thread falls behind all others at one of
-    /// `change` steps, and when it lets others go first.
+    /// The thread with the highest rank continues. A thread falls behind all others at one in
+    /// `change` steps, and when it yields.
     Ranked {
         rng: Rng,
         ranks: Vec<u64>,
@@ -240,14 +239,14 @@ impl Manner {
     }
 }
 
-/// Makes the decisions of a run, and remembers them.
+/// Makes the decisions of a run, and records them.
 pub(crate) struct Chooser {
     manner: Manner,
     made: Decisions,
 }
 
 impl Chooser {
-    /// Chooses one of the possibilities; returns its index.
+    /// Chooses one of the alternatives, and returns its index.
     pub(crate) fn choose(&mut self, choice: &DecisionOptions) -> usize {
         let of = choice.threads.len() + usize::from(choice.time);
         if of < 2 {

@@ -1,5 +1,5 @@
-//! Whose turn it is. Every thread of a simulation is one of the operating system that sleeps until
-//! it is its turn.
+//! The scheduler of a simulation. Every simulated thread is a thread of the operating system that
+//! sleeps until its turn.
 
 use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,11 +16,11 @@ use crate::failure::{Failure, WaitPoint};
 use crate::schedule::{Chooser, DecisionOptions, Plan, ThreadState};
 use crate::unwind;
 
-/// Steps that a thread may take to unwind after a crash. A thread that needs more is stuck; it is
-/// not run again, and the run reports it.
+/// Maximum number of steps in which a thread may unwind after a crash. A thread that needs more is
+/// stuck; it is not run again, and the run reports it.
 const LAST_TURNS: u32 = 100_000;
 
-/// Yields without a wait in between after which a thread counts as spinning.
+/// Number of yields without a wait in between after which a thread counts as spinning.
 const SPINS: u32 = 8;
 
 /// The event that a thread waits for. Addresses are only compared, so they may differ between runs.
@@ -34,7 +34,7 @@ pub(crate) enum WaitKey {
     End(usize),
     /// Time.
     Time,
-    /// All threads that are being ended have ended.
+    /// The end of all threads that are being ended.
     Crash,
 }
 
@@ -62,13 +62,13 @@ enum Standing {
 struct Thread {
     name: String,
     standing: Standing,
-    /// The place of its last call into this crate.
+    /// The source position of the thread's last call into this crate.
     at: &'static Location<'static>,
-    /// Steps that are left to unwind; absent while the thread runs normally.
+    /// Steps that are left to unwind. `None` while the thread runs normally.
     last_turns: Option<u32>,
-    /// Virtual time of the waits that it skipped while it was being ended.
+    /// Virtual time of the waits that the thread skipped while it was being ended.
     skipped: Duration,
-    /// Yields since it last waited or virtual time last advanced.
+    /// Number of yields since the thread last waited or virtual time last advanced.
     spins: u32,
     turn: Arc<Condvar>,
 }
@@ -86,7 +86,7 @@ impl Thread {
         matches!(self.standing, Standing::Ended | Standing::Lost)
     }
 
-    /// Whether it is being ended and still runs.
+    /// Returns whether the thread is being ended and still runs.
     fn is_ending(&self) -> bool {
         self.last_turns.is_some() && !self.is_gone()
     }
@@ -125,7 +125,7 @@ impl Clock for Core {
 }
 
 impl State {
-    /// Returns which threads wait, and where.
+    /// Returns the threads that have not ended, with what they wait for.
     pub(crate) fn waiting(&self) -> Vec<WaitPoint> {
         let describe = |thread: &Thread| {
             let what = match thread.standing {
@@ -149,7 +149,7 @@ impl State {
         (self.chooser.made().clone(), self.trace.finish(), self.now.since(Nanos(0)))
     }
 
-    /// Returns the thread whose turn it is, and where it was last.
+    /// Returns the thread whose turn it is, and the position of its last call.
     pub(crate) fn running(&self) -> Option<WaitPoint> {
         let thread = self.threads.get(self.running?)?;
         Some(WaitPoint { thread: thread.name.clone(), what: "something real", at: thread.at })
@@ -205,7 +205,7 @@ impl State {
         self.doom(None);
     }
 
-    /// Returns the ready threads that satisfy `is`, in round-robin order behind `after`.
+    /// Returns the ready threads for which `is` returns true, in round-robin order after `after`.
     fn ready(&self, after: Option<usize>, is: impl Fn(&Thread) -> bool) -> Vec<usize> {
         let (len, after) = (self.threads.len(), after.unwrap_or(0));
         let turns = (1..=len).map(|step| (after + step) % len);
@@ -242,8 +242,8 @@ impl Core {
                 running: None,
                 now: Nanos(0),
                 chooser: plan.chooser(),
-                // Not seeded by the plan: a run that is repeated from its decisions must draw the
-                // same numbers.
+                // The seed does not depend on the plan: a run that is repeated from its decisions
+                // must draw the same numbers.
                 draws: fastrand::Rng::with_seed(0),
                 steps: 0,
                 trace: DefaultHasher::new(),
@@ -261,7 +261,7 @@ impl Core {
         }
     }
 
-    /// Adds a ready thread and calls `start` for it. The child of a thread that is being ended is
+    /// Adds a ready thread and calls `start` for it. A child of a thread that is being ended is
     /// ended too.
     pub(crate) fn add(
         self: &Arc<Self>,
@@ -301,7 +301,7 @@ impl Core {
         self.pass_on(&mut state, None, ThreadState::Waits);
     }
 
-    /// Chooses the thread that goes on. `me`: the running one.
+    /// Chooses the next thread to run. `me` is the running thread.
     fn pass_on(&self, state: &mut State, me: Option<usize>, running: ThreadState) {
         state.steps += 1;
         if !state.over && (state.steps > self.most_steps || state.now > self.most_time) {
@@ -327,7 +327,7 @@ impl Core {
 
     fn next(&self, state: &mut State, me: Option<usize>, running: ThreadState) -> Option<usize> {
         loop {
-            // Threads that are being ended run first, round-robin: their order is no decision.
+            // Threads that are being ended run first, round-robin: their order is not a decision.
             for id in state.ready(me, |thread| thread.last_turns == Some(0)) {
                 state.threads[id].standing = Standing::Lost;
             }
@@ -344,7 +344,7 @@ impl Core {
                 continue;
             }
             if !ready.is_empty() {
-                // The running one is the last in turn.
+                // The running thread is the last in round-robin order.
                 if running == ThreadState::Stays {
                     ready.rotate_right(1);
                 }
@@ -374,7 +374,7 @@ impl Core {
         }
     }
 
-    /// Wakes the threads that wait for another thread to end. Returns whether there are any.
+    /// Wakes the threads that wait for another thread to end. Returns whether there were any.
     fn give_up_joining(&self, state: &mut State) -> bool {
         let joins = |thread: &Thread| {
             matches!(thread.standing, Standing::Waits { key: WaitKey::End(_), .. })
@@ -392,7 +392,7 @@ thread_local! {
     static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
 }
 
-/// A thread of a simulation, as it knows itself.
+/// A simulated thread, as seen by itself.
 #[derive(Clone)]
 pub(crate) struct Here {
     pub(crate) core: Arc<Core>,
@@ -400,12 +400,12 @@ pub(crate) struct Here {
 }
 
 impl Here {
-    /// Returns the calling thread, if it is one of a simulation.
+    /// Returns the calling thread, if it belongs to a simulation.
     pub(crate) fn get() -> Option<Here> {
         HERE.try_with(|here| here.borrow().clone()).ok().flatten()
     }
 
-    /// Returns the time, as this thread sees it.
+    /// Returns the time as this thread perceives it.
     pub(crate) fn now(&self) -> Duration {
         let skipped = if std::thread::panicking() {
             self.core.state.lock().threads[self.me].skipped
@@ -424,8 +424,9 @@ impl Here {
         self.core.every_lock
     }
 
-    /// Waits for the first turn, calls `run`, and notes that the thread has ended. `run` returns
-    /// the message of its panic. It is dropped instead if the thread has to end already.
+    /// Waits for the first turn, calls `run`, and records that the thread has ended. `run` returns
+    /// the message of its panic, if any. If the thread is already being ended, `run` is dropped
+    /// without a call.
     pub(crate) fn live(self, run: impl FnOnce() -> Option<String>) {
         self.wait_for_turn(&mut self.core.state.lock());
         HERE.with(|here| here.replace(Some(self.clone())));
@@ -461,8 +462,8 @@ impl Here {
         }
     }
 
-    /// Hands over to the next thread, and returns when this one is chosen again. Unwinds if this
-    /// one is being ended.
+    /// Passes the turn to the next thread, and returns when this one is chosen again. Unwinds if
+    /// this thread is being ended.
     fn pause(
         &self,
         standing: Standing,
@@ -502,7 +503,7 @@ impl Here {
         woken
     }
 
-    /// Lets another thread go on, or this one.
+    /// Lets another thread run, or continues this one.
     pub(crate) fn step(&self, at: &'static Location<'static>) {
         self.pause(Standing::Ready(Woken::Notified), ThreadState::Stays, at);
     }
@@ -522,7 +523,7 @@ impl Here {
         self.pause(Standing::Waits { key, deadline }, ThreadState::Waits, at)
     }
 
-    /// Ends every other thread and waits until they have ended.
+    /// Ends all other threads, and waits until they have ended.
     pub(crate) fn crash(&self, at: &'static Location<'static>) {
         self.core.state.lock().doom(Some(self.me));
         self.wait(WaitKey::Crash, None, at);

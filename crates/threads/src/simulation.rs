@@ -18,17 +18,17 @@ const STUCK: Duration = Duration::from_secs(60);
 /// The outcome of a run.
 #[derive(Clone, Debug)]
 pub struct RunOutcome<T> {
-    /// The result of the first thread; absent if it did not return.
+    /// The result of the first thread. `None` if it did not return.
     pub result: Option<T>,
     /// All failures; empty if the run was good.
     pub failures: Vec<Failure>,
     /// The decisions that [repeat](Plan::repeat) the run.
     pub decisions: Decisions,
-    /// Hash of the order of all steps and their times; equal runs have equal hashes.
+    /// Hash of the order and the times of all steps; equal runs have equal hashes.
     pub trace: u64,
     /// The number of steps.
     pub steps: u64,
-    /// The virtual time that it took.
+    /// The virtual time that the run took.
     pub time: Duration,
 }
 
@@ -36,7 +36,7 @@ impl<T> RunOutcome<T> {
     /// Returns the result.
     ///
     /// # Panics
-    /// Something went wrong; the message has the decisions to repeat it.
+    /// Panics if the run failed; the message contains the decisions that repeat it.
     #[track_caller]
     pub fn unwrap(self) -> T {
         let failures: Vec<String> = self.failures.iter().map(ToString::to_string).collect();
@@ -47,14 +47,14 @@ impl<T> RunOutcome<T> {
     }
 }
 
-/// A running simulation, as its threads see it.
+/// A running simulation, as its threads use it.
 #[derive(Clone)]
 pub struct Simulation(Here);
 
 impl Simulation {
-    /// Runs `first` as the first thread of a simulation. When it returns, every other thread
-    /// unwinds at its next step, one after the other, as all threads of a process end with `main`.
-    /// Returns when all have ended.
+    /// Runs `first` as the first thread of a simulation. When it returns, the other threads unwind
+    /// one after the other, each at its next step, just as all threads of a process end with
+    /// `main`. Returns when all have ended.
     ///
     /// A thread that blocks on anything outside this crate blocks the whole simulation.
     #[track_caller]
@@ -111,7 +111,7 @@ impl Simulation {
         Here::get().map(Simulation)
     }
 
-    /// Returns its clock.
+    /// Returns the simulation's clock.
     pub fn clock(&self) -> Arc<dyn Clock> {
         self.0.core.clone()
     }
@@ -122,17 +122,17 @@ impl Simulation {
         self.0.core.state.lock().draw()
     }
 
-    /// Ends all other threads as a kill of the process would, except that each unwinds at its next
-    /// step, one after the other. While a thread unwinds, its waits return at once as timed out.
-    /// Returns when they have ended; a thread that waits for a lock of the caller ends once that is
-    /// released.
+    /// Ends all other threads as if the process were killed, except that they unwind one after the
+    /// other, each at its next step. While a thread unwinds, its waits return immediately as timed
+    /// out. Returns when the threads have ended; a thread that waits for a lock of the caller ends
+    /// once that is released.
     #[track_caller]
     pub fn crash(&self) {
         self.0.crash(Location::caller());
     }
 
     /// Returns whether the calling thread is being ended by a crash or by the end of the
-    /// simulation. Effects of its destructors must be suppressed then: a killed process runs none.
+    /// simulation. Effects of its destructors must then be suppressed: a killed process runs none.
     pub fn is_ending(&self) -> bool {
         self.0.is_ending()
     }

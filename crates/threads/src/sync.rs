@@ -10,7 +10,7 @@ use forebay_core::Clock;
 use crate::scheduler::{Here, WaitKey, Woken};
 use crate::time::Instant;
 
-/// A lock. A panic of its holder releases it, and has no other effect on it.
+/// A lock. If its holder panics, the lock is released and stays usable.
 #[derive(Default)]
 pub struct Mutex<T>(parking_lot::Mutex<T>);
 
@@ -39,7 +39,7 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// Takes the lock if no other thread holds it.
+    /// Acquires the lock if no other thread holds it.
     #[track_caller]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let here = Here::get();
@@ -54,7 +54,7 @@ impl<T> Mutex<T> {
         self.0.into_inner()
     }
 
-    /// Returns the content; the exclusive reference proves that it is not locked.
+    /// Returns the content. The exclusive reference guarantees that the lock is not held.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }
@@ -79,10 +79,10 @@ impl<T: fmt::Debug> fmt::Debug for Mutex<T> {
     }
 }
 
-/// Holds a [`Mutex`] until it is dropped.
+/// Holds the lock of a [`Mutex`] until it is dropped.
 #[must_use = "the lock is released at once"]
 pub struct MutexGuard<'a, T> {
-    // In this order: the lock is released before others are notified.
+    // Fields are dropped in this order: the lock is released before other threads are notified.
     inner: parking_lot::MutexGuard<'a, T>,
     _release: Option<Release>,
     lock: &'a Mutex<T>,
@@ -108,7 +108,7 @@ impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
     }
 }
 
-/// Tells simulated threads that a lock is free.
+/// Notifies simulated threads on drop that a lock is free.
 struct Release {
     here: Here,
     key: WaitKey,
@@ -120,8 +120,8 @@ impl Drop for Release {
     }
 }
 
-/// An event below a `parking_lot` lock. Simulated threads hold such a lock only between two yield
-/// points.
+/// An event protected by a `parking_lot` lock. Simulated threads hold such a lock only between two
+/// yield points.
 #[derive(Default)]
 pub(crate) struct LockEvent(parking_lot::Condvar);
 
@@ -134,7 +134,8 @@ impl LockEvent {
         WaitKey::Event(std::ptr::from_ref(self).addr())
     }
 
-    /// Waits for the event without the lock, at most for `time`. Returns whether that has passed.
+    /// Releases the lock while waiting for the event, at most for `time`. Returns whether that time
+    /// has passed.
     pub(crate) fn wait<'a, T>(
         &self,
         lock: &'a parking_lot::Mutex<T>,
@@ -178,7 +179,7 @@ impl LockEvent {
         here.wait(self.key(), time.map(|time| here.core.now() + time), at)
     }
 
-    /// Wakes all threads that wait. Another one may go on later.
+    /// Wakes all waiting threads. In a simulation, the caller continues.
     pub(crate) fn notify_all(&self) {
         match Here::get() {
             None => drop(self.0.notify_all()),
@@ -199,23 +200,23 @@ impl LockEvent {
 pub struct WaitTimeoutResult(bool);
 
 impl WaitTimeoutResult {
-    /// Returns whether it has.
+    /// Returns whether the wait has timed out.
     pub fn timed_out(self) -> bool {
         self.0
     }
 }
 
-/// Threads that wait for a change below a [`Mutex`].
+/// Threads that wait for a change of the content of a [`Mutex`].
 #[derive(Default)]
 pub struct Condvar(LockEvent);
 
 impl Condvar {
-    /// Makes one that no thread waits for.
+    /// Creates a condition variable without waiting threads.
     pub const fn new() -> Self {
         Condvar(LockEvent::new())
     }
 
-    /// Releases the lock, waits to be notified, and takes the lock again.
+    /// Releases the lock, waits for a notification, and acquires the lock again.
     #[track_caller]
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.wait_at(guard, None, Location::caller()).0
@@ -295,14 +296,14 @@ impl Condvar {
         }
     }
 
-    /// Wakes one of the threads that wait.
+    /// Wakes one of the waiting threads.
     #[track_caller]
     pub fn notify_one(&self) {
         self.0.notify_one();
         self.step(Location::caller());
     }
 
-    /// Wakes all threads that wait.
+    /// Wakes all waiting threads.
     #[track_caller]
     pub fn notify_all(&self) {
         self.0.notify_all();

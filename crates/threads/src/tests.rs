@@ -10,7 +10,7 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Some threads that count below a lock, tell by a channel and sleep now and then.
+/// Runs threads that increment a number under a lock, send on a channel and sleep now and then.
 fn talkers() -> u64 {
     let (sum, (tell, hear)) = (Arc::new(Mutex::new(0)), sync_channel(2));
     for number in 1..=4u64 {
@@ -86,13 +86,13 @@ fn an_enumeration_finds_every_order() {
     let expected = ["abxy", "axby", "axyb", "xaby", "xayb", "xyab"];
     assert_eq!(orders, expected.map(str::to_owned).into());
     assert!(count < 10_000, "{count} runs");
-    // Without an interruption one of them runs to its end before the others.
+    // Without preemption, a thread runs to its end before another one runs.
     let (orders, _) = all_runs(0, || letters(["ab", "k", "xy"]));
     let expected = ["abkxy", "abxyk", "kabxy", "kxyab", "xyabk", "xykab"];
     assert_eq!(orders, expected.map(str::to_owned).into());
 }
 
-/// A thread that looks at a flag, and waits without having kept the lock meanwhile.
+/// Has a thread check a flag and then wait, without holding the lock in between.
 fn loses_a_wake_up() {
     let shared = Arc::new((Mutex::new(false), Condvar::new()));
     let other = shared.clone();
@@ -248,7 +248,7 @@ fn a_limit_ends_early_only_if_the_plan_says_so() {
     assert!(0 < early && early < 250, "{early}");
 }
 
-/// Counts its drop.
+/// Counts how often it is dropped.
 struct Counts(Arc<AtomicUsize>);
 
 impl Drop for Counts {
@@ -257,7 +257,7 @@ impl Drop for Counts {
     }
 }
 
-/// Waits in one of the ways that there are, for ever.
+/// Waits for ever, in one of the possible ways.
 fn block(way: usize, lock: &Mutex<()>, changed: &Condvar, other: JoinHandle<()>) {
     let ((tell, hear), (full, _kept)) = (channel::<()>(), sync_channel(1));
     full.send(()).expect("space");
@@ -319,7 +319,7 @@ fn a_crash_ends_threads_wherever_they_wait() {
     }
 }
 
-/// Does everything that waits when it is dropped.
+/// Calls every function that waits, while it is dropped.
 struct Waits(Receiver<()>, Arc<Mutex<()>>, Option<JoinHandle<()>>, Arc<AtomicBool>);
 
 impl Drop for Waits {
@@ -372,7 +372,7 @@ fn drops_of_a_crash_wait_for_nothing() {
     }
 }
 
-/// Takes a lock when it is dropped, and waits for the end of a thread with it held.
+/// Acquires a lock when it is dropped, and waits for the end of a thread while holding it.
 struct JoinsLocked(Arc<Mutex<()>>, Option<JoinHandle<()>>);
 
 impl Drop for JoinsLocked {
@@ -396,8 +396,8 @@ fn drops_that_wait_for_each_other_end() {
                 };
                 spawn("drops", run).expect("thread")
             };
-            // Of a later one, so that the first one to unwind has the lock and waits for the
-            // second.
+            // The first thread joins a later one, so that the first to unwind has the lock and
+            // waits for the second.
             let (tell, hear) = channel();
             let own = lock.clone();
             let first = move || {

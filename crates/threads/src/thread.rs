@@ -35,7 +35,7 @@ pub fn spawn<T: Send + 'static>(
     }
 }
 
-/// Starts a thread of a simulation, which waits for its first turn.
+/// Starts a simulated thread, which waits for its first turn.
 pub(crate) fn start<T: Send + 'static>(
     core: &Arc<Core>,
     name: &str,
@@ -62,7 +62,7 @@ enum Handle<T> {
     Simulated { core: Arc<Core>, id: usize, result: Arc<Mutex<Option<std::thread::Result<T>>>> },
 }
 
-/// A running thread. It goes on if this is dropped.
+/// A handle to a running thread. The thread continues if the handle is dropped.
 pub struct JoinHandle<T>(Handle<T>);
 
 impl<T> JoinHandle<T> {
@@ -74,10 +74,10 @@ impl<T> JoinHandle<T> {
         }
     }
 
-    /// Waits for the thread's end, and returns its result.
+    /// Waits for the thread to end, and returns its result.
     ///
     /// # Errors
-    /// It panicked, or its simulation has crashed.
+    /// The payload of the thread's panic, or of a crash of its simulation.
     #[track_caller]
     pub fn join(self) -> std::thread::Result<T> {
         match self.0 {
@@ -109,7 +109,7 @@ pub fn sleep(time: Duration) {
     }
 }
 
-/// Yields to other threads, for loops that poll. In a simulation virtual time advances while all
+/// Yields to other threads, in loops that poll. In a simulation, virtual time advances while all
 /// ready threads only poll.
 #[track_caller]
 pub fn yield_now() {
@@ -119,7 +119,7 @@ pub fn yield_now() {
     }
 }
 
-/// A yield point: a simulation may switch to another thread here. No effect outside of a
+/// A yield point: a simulation may switch to another thread here. Has no effect outside of a
 /// simulation.
 #[track_caller]
 pub fn step() {
@@ -134,12 +134,12 @@ struct Permit {
     event: LockEvent,
 }
 
-/// Lets one thread wait until another [unparks](Unparker::unpark) it.
+/// Lets one thread wait until another thread [unparks](Unparker::unpark) it.
 #[derive(Default)]
 pub struct Parker(Arc<Permit>);
 
 impl Parker {
-    /// Makes one that nothing has unparked.
+    /// Creates a parker that has not been unparked.
     pub fn new() -> Self {
         Parker::default()
     }
@@ -149,8 +149,8 @@ impl Parker {
         Unparker(self.0.clone())
     }
 
-    /// Waits until it is unparked, at most for `time`; returns at once if it was since the last
-    /// wait. May return early.
+    /// Waits until unparked, at most for `time`. Returns immediately if it was unparked since the
+    /// last wait. May return early.
     #[track_caller]
     pub fn park(&self, time: Option<Duration>) {
         let mut given = self.0.given.lock();
@@ -166,7 +166,7 @@ impl Parker {
 pub struct Unparker(Arc<Permit>);
 
 impl Unparker {
-    /// Ends it. Not a yield point in a simulation, so the caller may hold any lock.
+    /// Ends the wait. This is not a yield point of a simulation, so the caller may hold any lock.
     pub fn unpark(&self) {
         *self.0.given.lock() = true;
         self.0.event.notify_all();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::scheduler::Here;
 
-/// A moment on the monotonic clock; in a simulation, on that simulation's clock. Sums and
+/// A point in time on the monotonic clock, or, in a simulation, on the simulation's clock. Sums and
 /// differences saturate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(Duration);
@@ -22,12 +22,12 @@ impl Instant {
         }
     }
 
-    /// Returns the time that has passed since then.
+    /// Returns the time that has passed since this point in time.
     pub fn elapsed(&self) -> Duration {
         Instant::now().saturating_duration_since(*self)
     }
 
-    /// Returns the time since `earlier`; zero if that is later.
+    /// Returns the time since `earlier`, or zero if `earlier` is later.
     pub fn saturating_duration_since(&self, earlier: Instant) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -37,7 +37,7 @@ impl Instant {
         self.saturating_duration_since(earlier)
     }
 
-    /// Returns the moment `time` later; `None` if the clock never shows it.
+    /// Returns the point in time `time` later. `None` if the clock cannot represent it.
     pub fn checked_add(&self, time: Duration) -> Option<Instant> {
         self.0.checked_add(time).map(Instant)
     }

@@ -3,7 +3,8 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Ends a thread of a simulation that has crashed. Not a panic: no message is printed.
+/// The payload that ends a simulated thread after a crash. It is not a panic: no message is
+/// printed.
 pub(crate) struct Crash;
 
 /// Ends the calling thread as a crash of its simulation does.
@@ -11,12 +12,12 @@ pub(crate) fn crash() -> ! {
     resume_unwind(payload())
 }
 
-/// Returns the payload of such an end.
+/// Returns the payload that ends a thread in this way.
 pub(crate) fn payload() -> Box<dyn Any + Send> {
     Box::new(Crash)
 }
 
-/// Returns whether `payload` is the end of a thread of a simulation that has crashed.
+/// Returns whether `payload` is the one that ends a simulated thread after a crash.
 pub fn is_crash(payload: &(dyn Any + Send)) -> bool {
     payload.is::<Crash>()
 }
@@ -26,8 +27,8 @@ pub(crate) fn catch_all<T>(run: impl FnOnce() -> T) -> std::thread::Result<T> {
     catch_unwind(AssertUnwindSafe(run))
 }
 
-/// Calls `run` and returns its result, or the payload of its panic. Use this instead of
-/// [`catch_unwind`] in simulated code: it does not catch the end of a simulated thread.
+/// Calls `run` and returns its result, or the payload of its panic. Simulated code must use this
+/// instead of [`catch_unwind`]: it does not catch the end of a simulated thread.
 ///
 /// # Errors
 /// `run` panicked.
