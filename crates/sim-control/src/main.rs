@@ -5,13 +5,13 @@
 //! one, on threads of which one runs at a time, in an order that the seed determines; disks and
 //! time are simulated. In the end each command must have done what it reported to its operator.
 //!
-//! - - [`media`], [`disk`], [`shelf`]: the state of disks, their queues in the daemon, and their
+//! - [`media`], [`disk`], [`shelf`]: the state of disks, their queues in the daemon, and their
 //!   names
-//! - - [`clients`], [`client`]: the front end of clients, and a single client
-//! - - [`command`], [`operators`]: commands and their reports, and the operators that give them
+//! - [`clients`], [`client`]: the front end of clients, and a single client
+//! - [`command`], [`operators`]: commands and their reports, and the operators that give them
 //! - [`script`]: the events of a world
-//! - - [`model`]: the conditions that must hold in the end
-//! - - [`world`], [`notes`]: one world, and the record of its events
+//! - [`model`]: the conditions that must hold in the end
+//! - [`world`], [`notes`]: one world, and the record of its events
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "the program measures real time")]
 

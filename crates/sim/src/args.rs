@@ -14,7 +14,7 @@ use forebay_sim::system::{Instance, LocalFuture, Machine, SystemUnderTest};
 use forebay_sim::world::RunOptions;
 use forebay_store::PlantedBug;
 
-/// The first seed, unless the command line says otherwise.
+/// The first seed, unless the command line sets it.
 pub const FIRST: u64 = 1;
 
 /// Runs the whole engine on simulated disks under a virtual clock, with crashes and faults, and
@@ -97,7 +97,7 @@ impl Args {
         self.seconds.map(Duration::from_secs)
     }
 
-    /// Returns the options with which each seed is run.
+    /// Returns the options with which every seed is run.
     pub fn run_options(&self) -> RunOptions {
         let set = |of: &[Feature]| of.iter().fold(Features::default(), |set, it| set.and(*it));
         RunOptions {
@@ -109,7 +109,7 @@ impl Args {
         }
     }
 
-    /// Returns the arguments that a replay of a seed needs besides its number.
+    /// Returns the arguments, besides the number of the seed, that a replay of a seed needs.
     pub fn replay_arguments(&self, choice: SystemKind) -> String {
         let faults = self.fault_profile.map(|profile| format!(" --faults {}", profile.name()));
         let discards = if self.discards_zero { " --discards-zero" } else { "" };
@@ -199,7 +199,7 @@ impl SystemKind {
         }
     }
 
-    /// Returns the arguments that a replay needs besides the seed.
+    /// Returns the arguments, besides the seed, that a replay needs.
     pub fn arguments(&self) -> String {
         match self {
             SystemKind::ReferenceModel(None) => " --reference".into(),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay_core::{Nanos, Op, Survives};
 
-/// An operation that a client wants.
+/// An operation that a client chooses.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkloadOp {
     /// The kind of operation.
@@ -13,9 +13,9 @@ pub struct WorkloadOp {
     pub first: u64,
     /// Sectors; 0 for a flush.
     pub sectors: u64,
-    /// Failures that the effect must survive when it ends.
+    /// Failures that the effect must survive once the operation has ended.
     pub survives: Survives,
-    /// Whether to try the path that does not wait first.
+    /// Whether to try first the path that does not wait.
     pub at_once: bool,
 }
 
@@ -36,14 +36,14 @@ pub struct Mix {
     pub prefetch: u32,
     /// Percentage of writes that are FUA.
     pub fua_percent: u32,
-    /// Percentage of the other writes that must survive the daemon.
+    /// Percentage of the other writes that must survive the end of the daemon.
     pub written_percent: u32,
 }
 
 impl Mix {
-    /// Chooses random weights. `zeroes`: whether operations that make zeroes are allowed.
+    /// Chooses random weights. `zeroes`: whether operations that write zeroes are allowed.
     pub fn choose(rng: &mut fastrand::Rng, zeroes: bool) -> Self {
-        // Requests like those of a filesystem that now and then discards recent writes.
+        // Requests like those of a file system that occasionally discards recent writes.
         let discards = if rng.u32(0..4) == 0 { 5..30 } else { 0..5 };
         Mix {
             read: rng.u32(5..60),
@@ -79,9 +79,9 @@ impl Mix {
 
 /// One client of one volume on one lane.
 pub struct SimClient {
-    /// Index of its lane.
+    /// Index of the client's lane.
     pub lane: usize,
-    /// Index of its volume.
+    /// Index of the client's volume.
     pub volume: u16,
     /// Operations in progress.
     pub underway: u32,
@@ -89,14 +89,14 @@ pub struct SimClient {
     mix: Mix,
     depth: u32,
     sectors: u64,
-    /// First sector and length of its hot range.
+    /// First sector and length of the client's hot range.
     hot: (u64, u64),
     sequential: Option<u64>,
     next_at: Nanos,
 }
 
 impl SimClient {
-    /// Makes a client of a volume of `sectors` sectors; the clients of a volume share the range
+    /// Creates a client of a volume of `sectors` sectors; the clients of a volume share the range
     /// `hot`.
     pub fn new(
         lane: usize,
@@ -112,7 +112,7 @@ impl SimClient {
         SimClient { lane, volume, underway: 0, rng, mix, depth, sectors, hot, sequential, next_at }
     }
 
-    /// Notes that its volume now has `sectors` sectors.
+    /// Records that the client's volume now has `sectors` sectors.
     pub fn has_grown(&mut self, sectors: u64) {
         if sectors > self.sectors {
             self.sectors = sectors;
@@ -128,12 +128,13 @@ impl SimClient {
         self.next_at = Nanos(0);
     }
 
-    /// Returns when it will submit again; `None` while it has enough operations in progress.
+    /// Returns the time of the client's next submission, or `None` while it has enough operations
+    /// in progress.
     pub fn due(&self) -> Option<Nanos> {
         (self.underway < self.depth).then_some(self.next_at)
     }
 
-    /// Returns its next operation.
+    /// Returns the client's next operation.
     pub fn next_op(&mut self, now: Nanos) -> WorkloadOp {
         self.next_at = now + self.pause();
         let op = self.mix.op(&mut self.rng);
@@ -166,7 +167,8 @@ impl SimClient {
         Survives::Nothing
     }
 
-    /// Mostly bursts; sometimes a pause in which background work gets its turn.
+    /// Returns the pause before the next operation: mostly none, so that requests come in bursts,
+    /// and sometimes one in which background work runs.
     fn pause(&mut self) -> Duration {
         match self.rng.u32(0..100) {
             0..60 => Duration::ZERO,

@@ -1,4 +1,4 @@
-//! The simulator's clock. Its days are short, so that a run spans several.
+//! The simulator's clock. Its days last 24 s, so that a run spans several.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -21,7 +21,7 @@ impl Clock for VirtualClock {
         Nanos(self.0.load(Ordering::SeqCst))
     }
 
-    /// One second of virtual time is an hour of the day.
+    /// Returns the time of day. One second of virtual time is one hour.
     fn time_of_day(&self) -> Duration {
         Duration::from_nanos(self.now().0 % (24 * 1_000_000_000)) * 3600
     }

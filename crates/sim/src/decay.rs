@@ -1,5 +1,5 @@
 //! Decay of the cache device while the system is down and while it starts: one of the structures
-//! that exist twice or have parity rots, and reads fail transiently. Neither may lose anything.
+//! that are stored twice or have parity rots, and reads fail transiently. Neither may lose data.
 
 use forebay_format::superblock::{COPY_A, COPY_B, VolumeTableRef};
 use forebay_format::{PAGE, Superblock, volume};
@@ -11,7 +11,7 @@ use crate::world::World;
 
 impl World<'_> {
     /// Before a recovery, sometimes damages a structure, and sometimes makes a first attempt to
-    /// open the cache with read errors.
+    /// open the cache while reads fail.
     pub(crate) fn perhaps_decay(&mut self) -> Result<(), Violation> {
         if self.rng.bool() {
             self.rot_roots();
@@ -45,7 +45,7 @@ impl World<'_> {
         };
         let mut superblocks = [COPY_A, COPY_B].into_iter().zip(&copies);
         let mut tables = geometry.volume_areas.into_iter().zip(&areas);
-        // A copy that a crash has torn, or that the next one may tear, is already the one failure
+        // A copy that a crash has torn, or that the next crash may tear, already is the one failure
         // among these four.
         let all = superblocks
             .all(|(at, bytes)| Superblock::decode(bytes, at).is_ok() && settled(at, PAGE))

@@ -39,7 +39,7 @@ pub(crate) enum Effect {
 }
 
 impl Effect {
-    /// Returns a change that has had no effect yet.
+    /// Returns a change that has not taken effect yet.
     pub(crate) fn change(patch: Arc<Patch>, buf: Option<IoBuf>, what: &'static str) -> Self {
         Effect::Change { patch, early: BTreeSet::new(), buf, what, durable: false }
     }
@@ -50,11 +50,11 @@ impl Effect {
 pub(crate) enum Fate {
     /// The operation takes effect, unless a fault intervenes.
     Normal,
-    /// The same, but its caller does not wait for it any more.
+    /// The operation succeeds, but its caller no longer waits for it.
     Abandoned,
     /// The operation fails: it has timed out, or its connection was lost.
     Fails,
-    /// A change that has failed already, and takes effect all the same.
+    /// A change that has been reported as failed, and still takes effect.
     Late,
 }
 
@@ -69,31 +69,32 @@ pub(crate) struct State {
     pub(crate) rng: fastrand::Rng,
     pub(crate) plan: FaultPlan,
     pub(crate) latency: LatencyModel,
-    /// Keyed by due time, then by number.
+    /// Operations, keyed by due time, then by number.
     pub(crate) in_flight: BTreeMap<(Nanos, u64), PendingEffect>,
     pub(crate) done: BTreeMap<u64, DeviceDone>,
     pub(crate) wakers: BTreeMap<u64, Waker>,
     pub(crate) next_id: u64,
     pub(crate) order: u64,
     pub(crate) bad_sectors: Vec<u64>,
-    /// Sectors that stay unreadable until they are written, even after other faults are repaired.
+    /// Sectors that stay unreadable until they are written, even when other faults have been
+    /// repaired.
     pub(crate) rotten: BTreeSet<u64>,
-    /// Sectors that cannot be written until the disk is mended, and whether they can be read.
+    /// Sectors that cannot be written until the disk is repaired, and whether they can be read.
     pub(crate) bad_spots: BTreeMap<u64, bool>,
-    /// The way in which the path has come apart from the disk.
+    /// The reason why the path no longer leads to the disk.
     pub(crate) displaced: Option<DisplacedKind>,
     pub(crate) slow_until: Nanos,
     pub(crate) outage_until: Nanos,
     pub(crate) hung_until: Nanos,
-    /// When it takes no writes.
+    /// The period in which the disk refuses writes.
     pub(crate) protection: ProtectedPeriod,
-    /// There is no connection before that.
+    /// The time before which there is no connection.
     pub(crate) away_until: Nanos,
-    /// A connection was lost when changes were not synced: the next sync fails.
+    /// Whether a connection was lost while changes were not synced, so that the next sync fails.
     pub(crate) doubtful: bool,
     /// Queues of the client.
     pub(crate) queues: usize,
-    /// Changes of the content, as the times of a file would tell of them.
+    /// Number of changes of the content, as the modification time of a file would reveal it.
     pub(crate) changes: u64,
 }
 
@@ -109,7 +110,7 @@ pub struct SimDisk {
 
 /// The properties of a disk.
 pub struct DiskSpec {
-    /// The name by which an operator would know it.
+    /// The name by which an operator knows the disk.
     pub name: String,
     /// Number in the trace; 0 is the cache device.
     pub number: u64,
@@ -183,7 +184,7 @@ impl SimDisk {
         self.state.lock().changes
     }
 
-    /// Sets how often the content was changed, after a change behind the back of the disk.
+    /// Sets the number of changes of the content, after a change that bypassed the disk.
     pub(crate) fn set_changes(&self, changes: u64) {
         self.state.lock().changes = changes;
     }
@@ -202,8 +203,8 @@ impl SimDisk {
         }
     }
 
-    /// Lets no operation complete before `until`, including those in flight; a time in the past
-    /// ends the hang.
+    /// Holds up all operations until `until`, including those in flight; a time in the past ends
+    /// the hang.
     pub fn hang(&self, until: Nanos) {
         let state = &mut *self.state.lock();
         let held = state.hung_until;
@@ -250,8 +251,7 @@ impl SimDisk {
         self.state.lock().rotten.range(sectors).next().is_some()
     }
 
-    /// Completes the operation that is due first, if it is due now. Returns `false` if there is
-    /// none.
+    /// Completes the earliest due operation. Returns `false` if none is due.
     pub fn complete_one(&self) -> bool {
         self.complete_until(self.shared.clock.now())
     }
@@ -288,8 +288,8 @@ impl SimDisk {
         true
     }
 
-    /// Ends everything. `power`: the volatile write cache is lost in the given way; `None`: only
-    /// the process died. No operations are in flight afterwards.
+    /// Ends all operations. `power`: the volatile write cache is lost in the given way; `None`:
+    /// only the process died. No operations are in flight afterwards.
     pub fn crash(&self, power: Option<PowerCut>) {
         let state = &mut *self.state.lock();
         let in_flight: Vec<_> = std::mem::take(&mut state.in_flight)
@@ -302,8 +302,8 @@ impl SimDisk {
         state.done.clear();
         state.wakers.clear();
         state.doubtful = false;
-        // These operations may have had an effect. Changes that a power cut takes back change no
-        // times of a file.
+        // These operations may have had an effect. Changes that a power cut reverts do not change
+        // the times of a file.
         state.changes += u64::from(!in_flight.is_empty());
         match power {
             Some(cut) => state.image.power_cut(cut, &in_flight, &mut state.rng),

@@ -1,6 +1,6 @@
 //! Devices to which their paths do not lead for a while, because they were moved, replaced or
-//! removed: requests go on, and nothing may be reported as safe under such a path (invariants 20
-//! and 36). The operator gives each device its path back at some time, at the latest when the
+//! removed: requests continue, and nothing may be reported as safe under such a path (invariants 20
+//! and 36). The operator restores the path of each device at some time, at the latest when the
 //! system is down.
 
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::system::Admin;
 use crate::violation::Violation;
 use crate::world::World;
 
-/// Steps within which a device loses its path, on average: during a round, and during a stop.
+/// Average number of steps until a device loses its path: during a round, and during a stop.
 const DURING_A_ROUND: u32 = 2_000;
 const DURING_A_STOP: u32 = 100;
 
@@ -27,21 +27,21 @@ const KINDS: [DisplacedKind; 3] =
 
 const APART: &str = "the path of a device leads elsewhere";
 
-/// Returns the error of an action that is refused for that reason.
+/// Returns the error of an action that is refused because a path does not lead to its device.
 pub(crate) fn apart() -> EngineError {
     EngineError::new(EngineErrorKind::DataAtRisk, APART)
 }
 
-/// Returns whether an action was refused for that reason.
+/// Returns whether an action was refused because a path does not lead to its device.
 fn is_apart(result: &Result<(), EngineError>) -> bool {
     result.as_ref().is_err_and(|error| error.message == APART)
 }
 
-/// The times in which the paths of devices led elsewhere.
+/// The periods in which the paths of devices led elsewhere.
 pub(crate) struct Displacements {
     rng: fastrand::Rng,
-    /// For the cache device and the origins: the begin of the last such time, and its past or
-    /// future end.
+    /// The beginning of the latest such period, and its past or future end, for the cache device
+    /// and each origin.
     times: Vec<(Nanos, Nanos)>,
 }
 
@@ -73,7 +73,7 @@ impl World<'_> {
     fn displace(&mut self, number: usize, longest: Duration) {
         let (now, rng) = (self.now(), &mut self.displacements.rng);
         let kind = KINDS[rng.usize(0..KINDS.len())];
-        // At least for a moment, so that an action can be told to have met it.
+        // The period is not empty, so that actions during it can be identified.
         let length = rng.u64(0..longest.as_nanos() as u64).max(1);
         let until = now + Duration::from_nanos(length);
         self.displacements.times[number] = (now, until);
@@ -103,7 +103,7 @@ impl World<'_> {
         (0..=self.origins.len()).for_each(|number| self.give_back(number));
     }
 
-    /// Sometimes has the path of a device lead elsewhere. Gives back those whose time is over.
+    /// Sometimes redirects the path of a device. Restores the paths whose period has ended.
     pub(crate) fn perhaps_displace(&mut self, stops: bool) {
         if !self.profile.features.has(Feature::Displaced) {
             return;
@@ -125,7 +125,7 @@ impl World<'_> {
         }
     }
 
-    /// Returns whether an action may be refused because of the path of the origin or the cache
+    /// Returns whether an action may be refused because of the path of an origin or of the cache
     /// device.
     pub(crate) fn is_refused_by_path(
         &self,
@@ -142,9 +142,9 @@ impl World<'_> {
     }
 
     /// Returns whether a stop of these volumes, which began at `since` and has just ended, was
-    /// refused or has failed because of the path of a device. The path of an origin is looked at
-    /// when the stop begins, after the drain of the volume, and at the end; it may have been given
-    /// back since. That of the cache device makes a stop fail only at its end.
+    /// refused or failed because of the path of a device. The path of an origin is checked when the
+    /// stop begins, after the drain of the volume, and at the end; it may have been restored since.
+    /// The path of the cache device makes a stop fail only at its end.
     pub(crate) fn is_refused_by_a_path(
         &self,
         volumes: &[u16],
@@ -156,9 +156,9 @@ impl World<'_> {
         is_apart(result) && (cache_is_apart || volumes.iter().any(origin_was_apart))
     }
 
-    /// Checks that a stop of everything that has just succeeded left it all under the paths of the
-    /// origins. `without_cache`: the path of the cache device led elsewhere all the time, so that
-    /// the origins have to be whole.
+    /// Checks that a stop of all volumes that has just succeeded left all data under the paths of
+    /// the origins. `without_cache`: the path of the cache device led elsewhere all the time, so
+    /// that the origins must be complete.
     pub(crate) fn judge_stop(&mut self, without_cache: bool) -> Result<(), Violation> {
         for volume in self.running() {
             if self.origins[usize::from(volume)].displaced().is_some() {
@@ -176,8 +176,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks that an action that has just ended has reported nothing as safe under a path that
-    /// leads elsewhere.
+    /// Checks that an action that has just ended reported nothing as safe under a path that leads
+    /// elsewhere.
     pub(crate) fn judge_path(
         &self,
         action: Admin,
@@ -190,7 +190,7 @@ impl World<'_> {
         // At the same instant, the action has begun first.
         let all_the_time = self.displacements.times[number].0 < self.admin_since;
         let reports = match action {
-            // These look at the path last of all.
+            // These actions check the path last.
             Admin::Drain(_) | Admin::Stop(_) => true,
             Admin::Restart(_) | Admin::Delete(_, false) | Admin::Caching(_, Caching::Paused) => {
                 all_the_time
@@ -208,9 +208,9 @@ impl World<'_> {
         }
     }
 
-    /// Takes the paths of some origins away while nothing else is wrong. A drain has to say so, and
-    /// has to write everything all the same; a stop has to be refused. Then all get their paths
-    /// back. `false`: the world stopped.
+    /// Redirects the paths of some origins while nothing else is wrong. A drain must report this,
+    /// and must still write everything; a stop must be refused. Then all paths are restored.
+    /// Returns `false` if the world stopped.
     pub(crate) fn judge_displaced(&mut self, drains: bool) -> Result<bool, Violation> {
         let features = self.profile.features;
         // A dirty block that the cache device can no longer read cannot reach the origin.
@@ -258,8 +258,8 @@ impl World<'_> {
         Ok(true)
     }
 
-    /// Waits for the answer to an operator's action, while nothing else happens. `None`: the world
-    /// stopped.
+    /// Waits for the answer to an operator's action, while nothing else happens. Returns `None` if
+    /// the world stopped.
     pub(crate) fn wait_for_answer(
         &mut self,
         action: Admin,
@@ -273,8 +273,8 @@ impl World<'_> {
         Ok(slot.borrow_mut().take())
     }
 
-    /// Checks that an origin has everything that its volume has acknowledged, while no request is
-    /// in progress. It is read as through the open descriptor.
+    /// Checks that an origin contains everything that its volume has acknowledged, while no request
+    /// is in progress. The origin is read as through the open descriptor.
     pub(crate) fn judge_arrival(&mut self, volume: u16) -> Result<(), Violation> {
         let (oracle, disk) = (&mut self.oracle, &self.origins[usize::from(volume)]);
         disk.with_image(|image| {
@@ -284,7 +284,7 @@ impl World<'_> {
         })
     }
 
-    /// Sometimes takes the path of the cache device away before a stop. Returns whether it did.
+    /// Sometimes redirects the path of the cache device before a stop. Returns whether it did.
     pub(crate) fn perhaps_take_cache(&mut self) -> bool {
         let features = self.profile.features;
         let takes = features.has(Feature::Displaced)

@@ -1,4 +1,4 @@
-//! Completion of an operation of a simulated disk: its effect or its fault.
+//! The completion of an operation of a simulated disk: its effect or its fault.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -96,7 +96,7 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Makes some sectors of writes in flight visible early; once seen they stay.
+    /// Makes some sectors of writes in flight visible early; once a read has seen them, they stay.
     fn show_some_early(&self, state: &mut State, sectors: Range<u64>) {
         let State { in_flight, image, rng, order, .. } = state;
         for other in in_flight.values_mut() {
@@ -188,8 +188,8 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Taints every place whose data `patch` contains, and loses its record, because it does not
-    /// arrive where it should; `false` if it contains no data.
+    /// Taints every place whose data `patch` contains and records its loss, because the data does
+    /// not arrive where it should. Returns `false` if `patch` contains no data.
     fn taint_all(&self, patch: &Patch) -> bool {
         let PatchContent::Data(bytes) = &patch.content else { return false };
         let mut any = false;
@@ -203,7 +203,8 @@ impl SimDisk {
         any
     }
 
-    /// Returns the same data at another place where all sectors contain stamped data; taints both.
+    /// Returns a patch with the same data for another place where all sectors contain stamped data,
+    /// and taints both places.
     fn misdirect(&self, state: &mut State, patch: &Patch) -> Option<Arc<Patch>> {
         let PatchContent::Data(bytes) = &patch.content else { return None };
         let (sectors, total) = (patch.sectors(), state.image.sectors());

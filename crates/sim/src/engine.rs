@@ -106,9 +106,9 @@ async fn grown(machine: &Machine) -> Result<Vec<(VolumeId, u64)>, EngineError> {
     Ok(volumes.collect())
 }
 
-/// Checks that a volume with room for its larger origin has taken it over, unless that needs work.
-/// `size`: of the origin when the start began; one that grows during it may be taken over by the
-/// next.
+/// Checks that a volume with room for its larger origin has adopted the new size, unless that needs
+/// work. `size` is that of the origin when the start began; an origin that grows during the start
+/// may be adopted by the next start.
 fn judge_growth(
     lane: &EngineLane,
     machine: &Machine,
@@ -132,8 +132,8 @@ fn judge_growth(
 /// The memory of a machine, in bytes.
 const MEMORY: u64 = 512 << 20;
 
-/// Takes nearly all memory, as other programs do on some machines, so that there are few masks, or
-/// none.
+/// Takes nearly all memory, as other programs do on some machines, so that few or no masks can be
+/// allocated.
 fn take_memory(cache: &Cache, seed: u64) {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x3a5c);
     if rng.bool() {
@@ -180,7 +180,7 @@ impl SystemUnderTest for Engine {
                 EngineLane::open(context(&machine, 0)?, cache_device(&machine), options).await?;
             machine.shared.event("opened", &[], format_args!("{report:?}"));
             if !report.clean {
-                // A stop before the index is loaded leaves such a cache, without a crash.
+                // A stop before the index is loaded leaves such a cache as well, without a crash.
                 machine.shared.replayed();
             }
             take_memory(&first.cache, machine.setup.seed);
@@ -197,8 +197,8 @@ impl SystemUnderTest for Engine {
                 let is_known = known.iter().any(|record| record.name == name);
                 let gone = machine.presence[usize::from(volume)] == Presence::Gone;
                 if gone && is_known && machine.ledger.is_some() && machine.setup.insists {
-                    // The cache device failed and could not record the deletion; the ledger
-                    // remembers it.
+                    // The cache device failed and could not record the deletion, but the ledger
+                    // did.
                     let _ = first.delete_stopped(&name, true).await?;
                     continue;
                 }
@@ -250,7 +250,7 @@ struct RunningEngine {
 }
 
 /// Starts a volume. If the volume is damaged, the operator accepts the loss; other refusals because
-/// of data at risk are overridden only if `insists`.
+/// of data at risk are overridden only with `insists`.
 async fn attach(
     lane: &Rc<EngineLane>,
     machine: &Machine,
@@ -295,15 +295,14 @@ async fn attach(
     known.map_or(Ok(()), |before| judge_growth(lane, machine, &before, size))
 }
 
-/// Pins some blocks of a volume that was attached, in one of four worlds. Clients notice nothing of
-/// it.
+/// Pins some blocks of a volume that was attached, in one of four worlds. Clients are unaffected.
 fn pin(lane: &EngineLane, machine: &Machine, volume: u16) {
     let seed = mix(machine.setup.seed ^ u64::from(volume), 0x2b1a5);
     let mut rng = fastrand::Rng::with_seed(seed);
     if rng.u32(0..4) > 0 {
         return;
     }
-    // Not the same ones each time.
+    // The blocks differ from one start to the next.
     let mut rng = fastrand::Rng::with_seed(mix(seed, machine.shared.clock.now().0));
     let ranges = (0..rng.u32(0..8)).map(|_| {
         let start = rng.u64(0..4096);
@@ -331,14 +330,14 @@ async fn stop(
     stopped.and(paths.after_stop())
 }
 
-/// Drains a volume, and looks whether its origin is where it should be.
+/// Drains a volume, and checks that its origin is still under its path.
 async fn drain(lane: &Rc<EngineLane>, volume: u16) -> Result<(), EngineError> {
     let paths = Paths::of(lane, volume);
     lane.drain(&name(volume), |_| Ok(())).await?;
     displaced::after_drain(paths.origin()).map_err(|_| apart())
 }
 
-/// The devices of a volume, for the daemon's checks of their paths.
+/// The devices of a volume, for the daemon's checks of paths.
 struct Paths {
     cache: Arc<dyn Device>,
     volume: Option<Arc<Volume>>,
@@ -364,7 +363,7 @@ impl Paths {
     }
 }
 
-/// Pauses a volume, freezes it or has it go on, as a daemon does.
+/// Pauses, freezes or resumes a volume, as a daemon does.
 async fn set_caching(
     lane: &Rc<EngineLane>,
     tiers: &Tiers,
@@ -387,7 +386,7 @@ async fn set_policy(lane: &Rc<EngineLane>, policy: ReplacementKind) -> Result<()
     lane.set(&volume.name, settings).await
 }
 
-/// Drops the views of volumes that have left their cache, as the daemon does when it dismisses
+/// Drops the views of volumes that have left their cache, as the daemon does when it disconnects
 /// their clients.
 fn dismiss(lanes: &[Rc<EngineLane>], id: Option<VolumeId>) {
     let left = |lane: &EngineLane, id| lane.cache.volumes().iter().all(|volume| volume.id != id);
@@ -469,7 +468,7 @@ async fn administrate(
         Admin::Delete(volume, discard) => {
             if !discard {
                 tiers.write_down(&lane, volume, true).await?;
-                // As at the end of the drain, which is a part of the deletion here.
+                // This check also ends a drain, which is a part of the deletion here.
                 displaced::after_drain(Paths::of(&lane, volume).origin()).map_err(|_| apart())?;
             }
             let id = known(volume);
@@ -506,7 +505,7 @@ impl Instance for RunningEngine {
     }
 
     fn is_strict(&self, volume: u16) -> bool {
-        // Writes that wait in RAM survive nothing.
+        // Writes that wait in RAM survive no failure.
         let volume = self.volume(volume).filter(|_| !self.machine.setup.deferred);
         volume.is_some_and(|volume| volume.settings().durability == Durability::Strict)
     }

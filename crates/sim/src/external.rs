@@ -1,8 +1,8 @@
-//! External writers: after a crash, an origin is written to, or exchanged for another device,
-//! before the system is opened again.
+//! External writers: after a crash, an origin is written to, or replaced by another device, before
+//! the system is opened again.
 //!
-//! The system must notice this by a sample that it had not written to itself, or by the identity.
-//! It may then refuse the origin, which must stay untouched; or, if the cache has nothing newer of
+//! The system must detect this by a sample that it has not written itself, or by the identity. It
+//! may then refuse the origin, which must stay untouched, or, if the cache has nothing newer of
 //! that volume, serve the external writer's data. At the end the world is restored, so that the
 //! oracle can continue.
 
@@ -25,7 +25,7 @@ use crate::trace::mix;
 use crate::violation::Violation;
 use crate::world::World;
 
-/// Sectors that are written to in addition to the sample.
+/// Number of sectors that are written in addition to the sample.
 const OTHERS: usize = 8;
 
 /// The changes that an external writer made to an origin.
@@ -74,11 +74,12 @@ impl World<'_> {
         result
     }
 
-    /// After an orderly stop, sometimes lets others write a few sectors anywhere on an origin whose
-    /// system reports it. The volume is refused, or serves their writes, and is then stopped in
-    /// order again. Afterwards the world is restored, which is noticed in the same way.
+    /// After an orderly stop, sometimes lets external writers change a few sectors anywhere on an
+    /// origin whose system reports changes. The volume is refused, or serves the new data, and is
+    /// then stopped in order again. Afterwards the world is restored, which is detected in the same
+    /// way.
     pub(crate) fn perhaps_edited_elsewhere(&mut self) -> Result<(), Violation> {
-        // Without using the world's generator, so that other worlds stay the same.
+        // The world's generator is not used, so that other worlds stay the same.
         let seed = mix(self.shared.seed, self.counts.steps ^ 0xed17_ed17);
         let mut rng = fastrand::Rng::with_seed(seed);
         let volume = rng.u16(0..self.origins.len() as u16);
@@ -119,12 +120,14 @@ impl World<'_> {
         for (sector, before, _) in &visit.sectors {
             origin.with_image(|image| image.preset(*sector, before));
         }
-        // A volume that was refused finds everything as it was, and one that was served does not.
+        // A volume that was refused finds everything as it was; one that was served sees another
+        // change.
         origin.set_changes(if served { origin.changes() + 1 } else { before });
         result.and(stopped)
     }
 
-    /// Stops the system in order, without the oracle, which does not know of external writers.
+    /// Stops the system in order, without informing the oracle, which does not model external
+    /// writers.
     fn stop_after_visit(&mut self) -> Result<(), Violation> {
         let Some(instance) = self.instance.clone() else { return Ok(()) };
         let slot = self.call(instance.stop(false));
@@ -148,7 +151,7 @@ impl World<'_> {
             let settled = sectors.into_iter().filter(|sector| image.is_settled(*sector));
             let settled: Vec<u64> = settled.collect();
             let write = |sector: u64| {
-                // The oracle does not know this stamp: a read that returns it is reported as data
+                // The oracle does not know this stamp: it reports a read that returns it as data
                 // that was never written.
                 let mut foreign = vec![0; SECTOR];
                 stamp::fill(&mut foreign, !seed, SectorAddress { volume, sector }, 1);
@@ -160,8 +163,8 @@ impl World<'_> {
         })
     }
 
-    /// Returns the volume's record on the cache device; `None` if it is missing or its samples
-    /// cannot be trusted.
+    /// Returns the volume's record on the cache device. `None` if the record is missing or its
+    /// samples cannot be trusted.
     fn record_of(&self, number: u16) -> Option<VolumeRecord> {
         let read = |at: u64, len: usize| {
             let mut bytes = vec![0; len];
@@ -178,13 +181,14 @@ impl World<'_> {
         volumes.into_iter().find(|volume| trusted && volume.name == name)
     }
 
-    /// Writes to an untouched sample and to other sectors. `None` if there is no settled sample.
+    /// Writes to an untouched sample and to other sectors. Returns `None` if there is no settled
+    /// sample.
     fn visit(&mut self, volume: u16, record: &VolumeRecord) -> Option<Visit> {
         let bytes =
             self.origins[usize::from(volume)].with_image(|image| image.sectors()) * SECTOR as u64;
         // A volume whose origin has grown is opened with samples at other places. The writer's
-        // changes are later undone without the cache, which must be noticed as well, so both sets
-        // of places must have it.
+        // changes are later reverted without the cache, which must be detected as well, so both
+        // sets of places must contain the sample.
         let (places, lasting) = (sample_places(record.origin_bytes), sample_places(bytes));
         let valid = record.samples.as_ref()?.valid();
         let samples: Vec<u64> = valid
@@ -211,7 +215,7 @@ impl World<'_> {
         Some(Visit { volume, sectors })
     }
 
-    /// Opens the system; returns its error, or `None` if it opens. No crash is armed.
+    /// Opens the system. Returns its error, or `None` if it opens. No crash is armed.
     pub(crate) fn open_expecting(
         &mut self,
         exchanged: Option<u16>,
@@ -265,7 +269,7 @@ impl World<'_> {
         self.unchanged(visit)
     }
 
-    /// Reads one sector without the oracle, which does not know of external writers.
+    /// Reads one sector without informing the oracle, which does not model external writers.
     fn read_sector(
         &mut self,
         target: &Rc<dyn BlockService>,
@@ -307,7 +311,7 @@ impl World<'_> {
         }
     }
 
-    /// Gives the volume another device with the same content, like a clone.
+    /// Replaces the volume's device by another one with the same content, as a clone would.
     fn exchanged(&mut self, volume: u16) -> Result<(), Violation> {
         self.counts.external_writers += 1;
         self.shared.event(

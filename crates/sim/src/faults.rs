@@ -12,7 +12,7 @@ pub struct FaultPlan {
     pub read_error: u32,
     /// A write fails after any part of it was stored.
     pub write_error: u32,
-    /// A sync fails, and the disk may lose what was not durable.
+    /// A sync fails, and the disk may lose changes that were not durable.
     pub sync_error: u32,
     /// A failed read leaves its sectors unreadable until they are written.
     pub bad_sectors: bool,
@@ -24,15 +24,15 @@ pub struct FaultPlan {
     pub outage: u32,
     /// The connection is lost, see [`crate::remote`].
     pub disconnect: u32,
-    /// Whether a restarted server has forgotten some changes that were not synced.
+    /// Whether a server that was restarted has lost some changes that were not synced.
     pub forgets: bool,
     /// Operations in flight time out, see [`crate::remote`].
     pub timeout: u32,
     /// The disk is slow for a while.
     pub slow_episode: u32,
-    /// A discarded range reads as zeroes; otherwise a discard may do nothing at all.
+    /// Whether a discarded range reads as zeroes. Otherwise a discard may have no effect at all.
     pub discards_zero: bool,
-    /// Whether a write that overlaps another one in flight is a bug of the caller.
+    /// Whether a write that overlaps another write in flight is reported as a bug of the caller.
     pub overlap_is_fault: bool,
 }
 
@@ -55,8 +55,8 @@ impl Profile {
         }
     }
 
-    /// Returns whether the only fault of the cache device is that it takes no writes: its data is
-    /// not lost.
+    /// Returns whether the only fault of the cache device is that it refuses writes, so that its
+    /// data is not lost.
     pub fn is_only_protected(&self) -> bool {
         let protected = self.features.has(Feature::Protected) && !self.features.has(Feature::Rot);
         self.fault_profile == FaultProfile::CacheErrors && protected && self.setup.seed & 1 == 0
@@ -66,13 +66,13 @@ impl Profile {
     pub fn origin_faults(&self) -> FaultPlan {
         let slow_episode = if self.features.has(Feature::Hang) { 0 } else { 200 };
         // A RAM tier learns of the loss from the failed sync. Until then it answers reads with data
-        // that the origin has forgotten, or does not, if it has evicted the data; the oracle does
-        // not model that.
+        // that the origin has lost, unless the tier has evicted that data; the oracle does not
+        // model this.
         let forgets = !self.setup.ram && !self.setup.deferred;
         let calm = FaultPlan { slow_episode, forgets, ..FaultPlan::default() };
         match self.fault_profile {
             FaultProfile::Crashes | FaultProfile::CacheErrors | FaultProfile::Damage => calm,
-            // Half of these have no other faults.
+            // Half of these worlds have no other faults.
             FaultProfile::OriginErrors
                 if self.features.has(Feature::Remote) && self.setup.seed & 1 == 0 =>
             {
@@ -98,7 +98,7 @@ pub struct LatencyModel {
     pub least: Duration,
     /// The largest addition in the normal case.
     pub spread: Duration,
-    /// One in this many operations takes 30 times as long.
+    /// One in this many operations takes 30 times as long as usual.
     pub tail_every: u32,
 }
 
@@ -121,7 +121,7 @@ impl LatencyModel {
         }
     }
 
-    /// Returns the latency of one operation; `factor` is above 1 in a slow episode.
+    /// Returns the latency of one operation. `factor` exceeds 1 in a slow episode.
     pub fn sample(&self, factor: u32, rng: &mut fastrand::Rng) -> Duration {
         let spread = u64::try_from(self.spread.as_nanos()).unwrap_or(u64::MAX).max(1);
         let time = self.least + Duration::from_nanos(rng.u64(0..spread));

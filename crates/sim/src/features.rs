@@ -1,5 +1,5 @@
 //! Features that only some worlds have. Each is drawn independently of the choices that every world
-//! makes, so that a seed without features takes the same steps as before features existed.
+//! makes, so that a seed without features takes the same steps as before features were introduced.
 
 use forebay_store::PlantedBug;
 
@@ -14,39 +14,37 @@ pub enum Feature {
     Shape,
     /// Several index shards.
     Shards,
-    /// In a crash each device loses power, or keeps it, independently.
+    /// In a crash, each device independently loses or keeps its power.
     OwnPower,
     /// Volumes are stopped for a while, deleted, and recreated.
     Absence,
-    /// Origins hang for a long time. Nothing else is slow, so that time limits can be judged: how
-    /// much a crash may lose, and how long others wait.
+    /// Origins hang for a long time. Nothing else is slow, so that time limits can be judged: for
+    /// the data that a crash may lose, and for the waiting of other requests.
     Hang,
     /// Superblocks, volume tables and checkpoints rot, one at a time, and reads fail during
     /// recovery.
     Decay,
     /// The cache is old: segment generations are about to need their upper half, and volume numbers
-    /// to wrap around.
+    /// are about to wrap around.
     Aged,
-    /// The log rots while the system is down: headers and payloads, one page or a few.
+    /// The log rots while the system is down: headers and payloads, one or a few pages at a time.
     Rot,
-    /// Origins grow, and volumes take the new size over when they are started with room for it.
+    /// Origins grow, and volumes adopt the new size when they are started with room for it.
     Grown,
-    /// The daemon notes dirty ranges outside of the cache, and sometimes loses these notes with its
-    /// state.
+    /// The daemon records dirty ranges outside of the cache, and sometimes loses these notes with
+    /// its state.
     Ledger,
     /// Volumes have a RAM tier, which operators resize.
     Ram,
     /// Volumes have a RAM tier that defers writes.
     Deferred,
-    /// Operators pause, freeze and resume volumes, and drop what is cached.
+    /// Operators pause, freeze and resume volumes, and drop cached data.
     Caching,
     /// Volumes have a RAM tier that defers writes and ignores flushes.
     IgnoreFlush,
-    /// The system stops in good order more often, and loads the index slowly while requests are
-    /// served.
+    /// The system stops in order more often, and loads the index slowly while requests are served.
     Loading,
-    /// Clients want writes to survive the daemon, and more crashes are the end of the process
-    /// alone.
+    /// Clients demand that writes survive the daemon, and more crashes end only the process.
     Written,
     /// Origins are on other machines: connections are lost, and requests time out.
     Remote,
@@ -54,7 +52,7 @@ pub enum Feature {
     Shares,
     /// Origins take no writes for a while.
     Protected,
-    /// Sectors of origins are bad, some of them beside each other, until the disk is mended.
+    /// Origins have bad sectors, some of them adjacent, until the disk is repaired.
     Sectors,
     /// The paths of devices lead elsewhere for a while.
     Displaced,
@@ -113,7 +111,7 @@ impl Feature {
         }
     }
 
-    /// Returns n if one in n worlds has it.
+    /// Returns n if one in n worlds has the feature.
     fn one_of(self) -> u32 {
         match self {
             Feature::Shape | Feature::Shards | Feature::OwnPower | Feature::Shares => 4,
@@ -126,8 +124,8 @@ impl Feature {
         }
     }
 
-    /// Returns the salt of its own random draw; `None`: it is drawn from the generator that older
-    /// features use, so that worlds with these features stay the same.
+    /// Returns the salt of the feature's own random draw. `None` if it is drawn from the generator
+    /// that older features use, so that worlds with these features stay the same.
     fn own_chance(self) -> Option<u64> {
         match self {
             Feature::Rot => Some(0x5074),
@@ -148,7 +146,7 @@ impl Feature {
         }
     }
 
-    /// Returns the feature without which the simulator cannot find a bug, or hardly ever does.
+    /// Returns the feature without which the simulator never or rarely finds a bug.
     pub fn that_shows(bug: PlantedBug) -> Option<Feature> {
         match bug {
             PlantedBug::EdgeIgnored => Some(Feature::Shape),
@@ -190,7 +188,7 @@ impl Feature {
         }
     }
 
-    /// Returns the features that keep most requests from the engine, where the bug is, or most
+    /// Returns the features that keep most requests from the engine, which has the bug, or most
     /// blocks from the cache.
     pub fn that_hide(bug: PlantedBug) -> Features {
         let hiding = [
@@ -206,7 +204,7 @@ impl Feature {
         }
     }
 
-    /// Returns whether it makes sense with this fault profile.
+    /// Returns whether the feature makes sense with this fault profile.
     pub fn fits(self, fault_profile: FaultProfile) -> bool {
         match self {
             Feature::Shape | Feature::Shards | Feature::Aged | Feature::Grown => true,
@@ -241,7 +239,7 @@ impl Features {
         Features(self.0 | feature.bit())
     }
 
-    /// Returns whether it contains a feature.
+    /// Returns whether the set contains a feature.
     pub fn has(self, feature: Feature) -> bool {
         self.0 & feature.bit() != 0
     }

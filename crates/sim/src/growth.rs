@@ -1,5 +1,5 @@
 //! Origins that grow while the system is down or running. A volume keeps its size until it is
-//! started with room for more; behind the old end it then has the origin's content.
+//! started with room for more; beyond its old end it then has the origin's content.
 
 use crate::features::Feature;
 use crate::oracle::plain;
@@ -8,7 +8,7 @@ use crate::stamp::{self, SECTOR, SectorAddress, Value};
 use crate::violation::Violation;
 use crate::world::World;
 
-/// The most sectors by which an origin grows at a time.
+/// Maximum number of sectors by which an origin grows at a time.
 const MOST: u64 = 2048;
 
 impl World<'_> {
@@ -41,7 +41,7 @@ impl World<'_> {
         );
     }
 
-    /// Updates the oracle and the clients to the current sizes of the volumes.
+    /// Informs the oracle and the clients of the present sizes of the volumes.
     pub(crate) fn take_sizes(&mut self) -> Result<(), Violation> {
         if !self.profile.features.has(Feature::Grown) {
             return Ok(());
@@ -72,7 +72,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks that nothing was written to an origin behind the end of its volume.
+    /// Checks that nothing was written to an origin beyond the end of its volume.
     pub(crate) fn judge_behind(&self, volume: u16) -> Result<(), Violation> {
         let known = self.oracle.sectors(volume);
         let (seed, lost) = (self.shared.seed, self.oracle.edge_in_doubt(volume));

@@ -1,9 +1,9 @@
 //! The possible contents of one sector.
 //!
-//! Each submitted write is a version. Versions are ordered as far as it can be known: a write that
-//! was submitted after another had ended comes after it, and a read that returns a version orders
-//! every version that had ended before the read before that version. A version is *hidden* once no
-//! later read may return it, and *lost* once not even a crash may bring it back.
+//! Each submitted write is a version. Versions are ordered as far as their order can be known: a
+//! write that was submitted after another had ended comes after it, and a read that returns a
+//! version orders every version that had ended before the read before that version. A version is
+//! *hidden* once no later read may return it, and *lost* once not even a crash may restore it.
 //!
 //! Times are event numbers, so no two are equal.
 
@@ -24,24 +24,24 @@ struct SectorVersion {
     id: VersionId,
     value: Value,
     submitted: Moment,
-    /// When it was acknowledged with success.
+    /// The moment at which it was acknowledged with success.
     acknowledged: Moment,
     /// The version took effect before this moment, or never will.
     settled: Moment,
     hidden: Moment,
     /// Made durable by a flush, by FUA or by recovery.
     durable: bool,
-    /// The version survives the death of the process, if no power fails.
+    /// Whether the version survives the death of the process, as long as the power does not fail.
     written: bool,
-    /// The version was replaced by such a version before the process died: unless the power fails
-    /// before the system is up again, it is gone.
+    /// Whether such a version replaced this one before the process died: unless the power fails
+    /// before the system is up again, this version is then lost.
     superseded: bool,
     lost: bool,
-    /// A discard: it hides nothing until a read returns its zeroes.
+    /// Whether the version is a discard, which hides nothing until a read returns its zeroes.
     advisory: bool,
-    /// Versions that reads have proved to come later.
+    /// Versions that reads have proved to be later.
     before: Vec<VersionId>,
-    /// The version is on the origin, below a copy that may be dropped at any time.
+    /// Whether the version is on the origin, below a copy that may be dropped at any time.
     below: bool,
 }
 
@@ -54,11 +54,11 @@ impl SectorVersion {
 /// Why a value is not admissible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
-    /// The value was the content once; a read may no longer return it.
+    /// The value was the content once, but no read may return it any more.
     Stale,
-    /// A flush, FUA or an earlier read had ordered it before a durable version.
+    /// The value had been ordered before a durable version, by a flush, FUA or an earlier read.
     CameBack,
-    /// The value was never written here.
+    /// The value was never written to this sector.
     NeverWritten,
 }
 
@@ -68,9 +68,10 @@ pub struct SectorHistory {
     versions: Vec<SectorVersion>,
     /// Values of recently removed versions; only for better messages.
     recent: [Option<Value>; 4],
-    /// When the stored data was damaged: reads may fail until a later write is durable.
+    /// The moment at which the stored data was damaged: reads may fail until a later write is
+    /// durable.
     tainted: Option<Moment>,
-    /// A later write has ended: no read may fail unless a crash loses that write.
+    /// Whether a later write has ended: no read may fail unless a crash loses that write.
     covered: bool,
 }
 
@@ -100,7 +101,7 @@ impl SectorHistory {
         matches!(&self.versions[..], [only] if only.durable && only.acknowledged != NEVER)
     }
 
-    /// Notes that a write (or, if `advisory`, a discard) is submitted.
+    /// Records that a write (or, if `advisory`, a discard) is submitted.
     pub fn submit(&mut self, id: VersionId, value: Value, advisory: bool, now: Moment) {
         self.versions.push(SectorVersion {
             id,
@@ -119,7 +120,7 @@ impl SectorHistory {
         });
     }
 
-    /// Notes the end of a write: with success, and the failures that it survives then, or with an
+    /// Records the end of a write: with success, and the failures that it now survives, or with an
     /// error.
     pub fn end(
         &mut self,
@@ -151,7 +152,7 @@ impl SectorHistory {
         self.prune(oldest_read);
     }
 
-    /// Notes that a flush submitted at `submitted` was acknowledged.
+    /// Records that a flush submitted at `submitted` was acknowledged.
     pub fn flushed(&mut self, submitted: Moment, oldest_read: Moment) {
         for version in &mut self.versions {
             version.durable |= version.acknowledged < submitted;
@@ -190,7 +191,7 @@ impl SectorHistory {
         });
     }
 
-    /// Notes that a read from `started` to `now` returned `content`.
+    /// Records that a read from `started` to `now` returned `content`.
     ///
     /// # Errors
     /// The content is not admissible.
@@ -211,13 +212,13 @@ impl SectorHistory {
             return Ok(());
         }
         let id = self.versions[first].id;
-        // A copy that should be gone and the version below it may alternate, because reads may
+        // A copy that should be dropped and the version below it may alternate, because reads may
         // bypass a clean copy: later writes hide both, but neither hides the other.
         let is_copy = matching.iter().all(|&index| self.versions[index].submitted == 0);
         let is_below = matching.iter().any(|&index| self.versions[index].below);
         let unique = matching.len() == 1;
-        // Once the returned version has certainly taken effect, no read may return versions before
-        // it.
+        // Once the returned version has certainly taken effect, no read may return earlier
+        // versions.
         let settled = matching.iter().map(|&index| self.versions[index].settled.min(now)).max();
         let settled = settled.unwrap_or(now);
         for (index, version) in self.versions.iter_mut().enumerate() {
@@ -248,8 +249,8 @@ impl SectorHistory {
         }
     }
 
-    /// Notes a crash with nothing in flight afterwards: any version that is not lost may be found,
-    /// and must then stay. `power`: a device lost its power, and not only the process died.
+    /// Records a crash with nothing in flight afterwards: any version that is not lost may be
+    /// found, and must then stay. `power`: a device lost its power, and not only the process died.
     pub fn crash(&mut self, power: bool, now: Moment) {
         self.covered = false;
         self.versions.retain(|version| !version.lost);
@@ -274,20 +275,21 @@ impl SectorHistory {
         }
     }
 
-    /// Notes that the system is up after a crash: the content found now stays, whatever fails next.
+    /// Records that the system is up after a crash: the content found now stays, whatever fails
+    /// next.
     pub fn opened(&mut self) {
         self.versions.retain(|version| !version.superseded);
     }
 
-    /// Notes that a device lost writes in a failed sync: only durable data survives.
+    /// Records that a device lost writes in a failed sync: only durable data survives.
     pub fn unwritten(&mut self) {
         self.versions.iter_mut().for_each(|version| version.written = false);
     }
 
-    /// Notes that the origin failed a sync and lost some versions, as a client of a plain disk
+    /// Records that the origin failed a sync and lost some versions, as a client of a plain disk
     /// would have to expect: versions that had ended and were not durable are possible again.
-    /// Durable ones, perhaps on the cache device, stay durable; and reads in progress may still
-    /// return the values that they found.
+    /// Durable ones, which may be on the cache device, stay durable; and reads in progress may
+    /// still return the values that they found.
     pub fn reopen(&mut self, now: Moment, oldest_read: Moment) {
         for version in self.versions.iter_mut().filter(|version| version.lost) {
             version.hidden = version.hidden.min(now);
@@ -305,13 +307,13 @@ impl SectorHistory {
         }
     }
 
-    /// Notes that the stored data was damaged on purpose.
+    /// Records that the stored data was damaged on purpose.
     pub fn taint(&mut self, now: Moment) {
         (self.tainted, self.covered) = (Some(now), false);
     }
 
-    /// Returns whether the data on the device may still be damaged, though a later write, which a
-    /// RAM tier may have, lets no read fail.
+    /// Returns whether the data on the device may still be damaged although no read may fail,
+    /// because of a later write, which a RAM tier may have.
     pub fn is_tainted_below(&self) -> bool {
         self.tainted.is_some()
     }
@@ -321,9 +323,10 @@ impl SectorHistory {
         self.tainted.is_some() && !self.covered
     }
 
-    /// Notes that the log records of the sector were lost by damage while the system was down: any
-    /// of these values, which it had at some time, may be found, and must then stay. If the value
-    /// found is a copy that should be gone, reads may also return one of those `below`.
+    /// Records that the log records of the sector were lost by damage while the system was down:
+    /// any of these values, which the sector had at some time, may be found, and must then stay. If
+    /// the value found is a copy that should be dropped, reads may also return one of those
+    /// `below`.
     pub fn doubt(&mut self, values: &[Value], below: &[Value], now: Moment) {
         for &value in values {
             if self.versions.iter().all(|version| version.value != value) {

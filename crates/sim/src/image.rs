@@ -1,8 +1,8 @@
 //! The content of a disk: the durable content, the visible content, and all versions in between.
 //!
 //! The volatile write cache of a disk may destage its sectors in any order, and a power cut keeps
-//! any combination. So each sector keeps all versions written since it was last made durable, and a
-//! crash chooses one of them for each sector independently.
+//! any combination. Each sector therefore keeps all versions written since it was last made
+//! durable, and a crash chooses one of them for each sector independently.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Patch {
         self.first < other.first + other.sectors() && other.first < self.first + self.sectors()
     }
 
-    /// Returns the patch without the sectors in `done`, as one patch per sector.
+    /// Returns the patch without the sectors in `done`, as one patch for each sector.
     pub fn without(self: &Arc<Self>, done: &BTreeSet<u64>) -> Vec<Arc<Patch>> {
         if done.is_empty() {
             return vec![self.clone()];
@@ -58,7 +58,7 @@ impl Patch {
         .collect()
     }
 
-    /// Returns the new bytes of `sector`; `None` stands for zeroes.
+    /// Returns the new bytes of `sector`; `None` means zeroes.
     fn bytes(&self, sector: u64) -> Option<&[u8]> {
         match &self.content {
             PatchContent::Data(bytes) => {
@@ -75,7 +75,7 @@ struct PatchVersion {
     patch: Arc<Patch>,
 }
 
-/// The effect of a power cut on data that was not durable.
+/// The effect of a power cut on data that is not durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PowerCut {
     /// The whole write cache is lost.
@@ -89,7 +89,7 @@ pub enum PowerCut {
 }
 
 impl PowerCut {
-    /// Chooses one of them; the last is the most frequent.
+    /// Chooses an effect. The last one is the most frequent.
     pub fn choose(rng: &mut fastrand::Rng) -> Self {
         match rng.u32(0..10) {
             0 => PowerCut::DropAll,
@@ -105,7 +105,7 @@ pub struct DiskImage {
     visible: Vec<u8>,
     durable: Vec<u8>,
     versions: Vec<Vec<PatchVersion>>,
-    /// Sectors with versions, in the order of their first one.
+    /// Sectors with versions, in the order of their first version.
     touched: Vec<u64>,
 }
 
@@ -146,7 +146,7 @@ impl DiskImage {
         self.versions.len() as u64
     }
 
-    /// Returns the content that a read of `sector` sees.
+    /// Returns the content of `sector` that a read returns.
     pub fn visible(&self, sector: u64) -> &[u8] {
         &self.visible[range(sector)]
     }
@@ -172,7 +172,7 @@ impl DiskImage {
         into.copy_from_slice(&self.visible[start..start + into.len()]);
     }
 
-    /// Sets both visible and durable content, as if it had always been there.
+    /// Sets both the visible and the durable content, as if it had always been there.
     pub fn preset(&mut self, sector: u64, bytes: &[u8]) {
         self.visible[range(sector)].copy_from_slice(bytes);
         self.durable[range(sector)].copy_from_slice(bytes);
@@ -202,7 +202,7 @@ impl DiskImage {
         versions.push(PatchVersion { order, patch: patch.clone() });
     }
 
-    /// Makes every change that completed before `order` durable.
+    /// Makes every change durable that completed before `order`.
     pub fn sync(&mut self, order: u64) {
         let (versions, durable) = (&mut self.versions, &mut self.durable);
         self.touched.retain(|&sector| {
@@ -229,8 +229,8 @@ impl DiskImage {
         self.touched.retain(|sector| !sectors.contains(sector));
     }
 
-    /// Loses some changes after a failed sync; reads show it. Returns the sectors that may be
-    /// affected.
+    /// Loses some changes after a failed sync, which reads then reveal. Returns the sectors that
+    /// may be affected.
     pub fn forget_some(&mut self, rng: &mut fastrand::Rng) -> Vec<u64> {
         let touched = std::mem::take(&mut self.touched);
         for &sector in &touched {
@@ -281,9 +281,9 @@ impl DiskImage {
         }
     }
 
-    /// Kills the process with the changes `in_flight`, while the disk keeps running: completed
-    /// changes stay in its write cache; each change in flight arrives, does not, or arrives in
-    /// part.
+    /// Kills the process with the changes `in_flight`, while the disk keeps its power: completed
+    /// changes stay in its write cache; each change in flight arrives wholly, in part, or not at
+    /// all.
     pub fn process_killed(
         &mut self,
         in_flight: &[Arc<Patch>],

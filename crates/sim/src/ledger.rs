@@ -1,6 +1,6 @@
 //! The daemon's notes outside of the cache device: for each volume, the ranges that only the cache
-//! has. If the cache device is lost, the notes tell the lost ranges. The state with the notes may
-//! be lost as well; then only the cache's own volume table is known.
+//! contains. If the cache device is lost, the notes name the lost ranges. The state with the notes
+//! may be lost as well; then only the cache's own volume table is known.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -87,11 +87,11 @@ impl Ledger for SimLedger {
 }
 
 impl World<'_> {
-    /// Sometimes loses the state while the system is down, so that volumes are taken over from the
+    /// Sometimes loses the state while the system is down, so that volumes are adopted from the
     /// cache.
     pub(crate) fn perhaps_lose_state(&mut self) {
-        // Not in worlds whose cache device fails: without the state, one that failed and came back
-        // cannot be detected.
+        // This is not done in worlds whose cache device fails: without the state, a device that
+        // failed and came back cannot be detected.
         let Some(ledger) = self.ledger.as_ref().filter(|_| self.profile.keeps_cached_data()) else {
             return;
         };
@@ -101,11 +101,12 @@ impl World<'_> {
         }
     }
 
-    /// Checks that all data not covered by notes is on the origins, so that losing the cache device
-    /// would lose nothing else. Covers volumes with a successful flush or FUA write in this run.
+    /// Checks that all data not covered by notes is on the origins, so that the loss of the cache
+    /// device would lose nothing else. Covers volumes with a successful flush or FUA write in this
+    /// run.
     ///
     /// # Errors
-    /// Data would be lost without a note of it.
+    /// Data would be lost that no note covers.
     pub(crate) fn judge_notes(&mut self) -> Result<(), Violation> {
         let Some(ledger) =
             self.ledger.clone().filter(|_| self.profile.features.has(Feature::Ledger))

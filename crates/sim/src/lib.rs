@@ -1,9 +1,9 @@
 //! A deterministic simulator of the whole engine.
 //!
-//! A seed makes a world: a simulated cache device and origins, one to three lanes, clients with
-//! random operations, operators, and faults. One thread decides the order of events, so the same
-//! seed takes the same steps. An oracle knows the possible values of every sector and judges each
-//! answer, across crashes, restarts and faults.
+//! A seed determines a world: a simulated cache device and origins, one to three lanes, clients
+//! with random operations, operators, and faults. One thread decides the order of events, so the
+//! same seed takes the same steps. An oracle knows the possible values of every sector and judges
+//! each answer, across crashes, restarts and faults.
 //!
 //! - [`run`]: the life of one world; [`world`]: its parts; [`profile`] with [`features`]: the
 //!   choices that a seed makes; `schedule`: the order of events
@@ -16,7 +16,7 @@
 //! - `decay`: decay of the cache device, and recoveries with read errors
 //! - `growth`: origins that grow
 //! - [`ledger`]: the daemon's notes outside of the cache, which may be lost
-//! - `protected`: origins that take no writes for a while
+//! - `protected`: origins that refuse writes for a while
 //! - `remote`: origins on other machines
 //! - `rot`: damage to the log while the system is down
 //! - `external`: external writers to the origins while the system is down

@@ -16,27 +16,27 @@ struct Underway {
     asked: Asked,
     submitted: Moment,
     at: Nanos,
-    /// Whether damage excused a failure when it was submitted or since: later writes may come too
-    /// late for it.
+    /// Whether damage has excused a failure since the submission: later writes may be too late to
+    /// repair it for this request.
     excused: bool,
-    /// Whether its volume was stopped without waiting for it.
+    /// Whether the request's volume was stopped without waiting for it.
     left: bool,
 }
 
 struct OracleVolume {
     histories: Vec<SectorHistory>,
-    /// Sectors that may have more than one possible value.
+    /// Sectors with more than one possible value.
     active: Vec<u64>,
     is_active: Vec<bool>,
     next_id: VersionId,
-    /// Its ends before it grew. Older versions of a block have zeroes behind these.
+    /// The ends of the volume before it grew. Older versions of a block contain zeroes beyond them.
     ends: Vec<u64>,
-    /// Whether the log records of its last block were lost.
+    /// Whether the log records of the volume's last block were lost.
     edge_in_doubt: bool,
 }
 
 impl OracleVolume {
-    /// Makes everything durable that was acknowledged before `submitted`.
+    /// Makes all writes durable that were acknowledged before `submitted`.
     fn flushed(&mut self, submitted: Moment, oldest_read: Moment) {
         let (histories, is_active) = (&mut self.histories, &mut self.is_active);
         self.active.retain(|&sector| {
@@ -63,26 +63,26 @@ pub struct Excuses {
 pub struct Oracle {
     seed: u64,
     block_sectors: u64,
-    /// Sectors by which the block grid of each volume is shifted.
+    /// Number of sectors by which the block grid of each volume is shifted.
     shifts: Vec<u64>,
     volumes: Vec<OracleVolume>,
     underway: BTreeMap<u64, Underway>,
-    /// Requests whose volume was deleted: they end at some time, with any result.
+    /// Requests whose volume was deleted. They end at some time, with any result.
     given_up: BTreeSet<u64>,
     now: Moment,
     /// The virtual time; must be set before an event is reported.
     pub time: Nanos,
-    /// Events that came at a later time than the event before.
+    /// Events that happened at a later time than the previous event.
     times: Vec<(Nanos, Moment)>,
     crashed_once: bool,
     /// The judge of the origins of ordered volumes.
     pub order: OrderOracle,
-    /// Sectors whose content was judged.
+    /// Number of sectors whose content was judged.
     pub verified: u64,
 }
 
 impl Oracle {
-    /// Makes an oracle for volumes with the given durable contents; blocks have `block_sectors`
+    /// Creates an oracle for volumes with the given durable contents; blocks have `block_sectors`
     /// sectors, and the block grid of each volume is shifted by `alignments` bytes.
     pub fn new(
         seed: u64,
@@ -155,7 +155,7 @@ impl Oracle {
         self.underway.iter().map(|(tag, request)| (*tag, request.asked, request.at))
     }
 
-    /// Makes everything durable that was acknowledged on a volume at `time` or before.
+    /// Makes all writes durable that were acknowledged on a volume at `time` or before.
     pub fn durable_since(&mut self, volume: u16, time: Nanos) {
         let after = self.times.partition_point(|(at, _)| *at <= time);
         let moment = self.times.get(after).map_or(self.now + 1, |later| later.1);
@@ -169,8 +169,8 @@ impl Oracle {
         self.underway.get(&tag).map(|request| request.asked)
     }
 
-    /// Notes that a write in progress survives a loss of power once it has ended, whatever its
-    /// client requested.
+    /// Records that a write in progress will survive a loss of power once it has ended, whatever
+    /// its client requested.
     pub fn promise(&mut self, tag: u64) {
         if let Some(Underway { asked, .. }) = self.underway.get_mut(&tag)
             && matches!(asked.op, Op::Write | Op::WriteZeroes)
@@ -187,7 +187,7 @@ impl Oracle {
         reads.map(|request| request.submitted).min().unwrap_or(Moment::MAX)
     }
 
-    /// Notes that a request is about to be submitted.
+    /// Records that a request is about to be submitted.
     pub fn submit(&mut self, tag: u64, asked: Asked) {
         let now = self.tick();
         let (value, advisory) = match asked.op {
@@ -349,7 +349,7 @@ impl Oracle {
         })
     }
 
-    /// Judges one sector of an origin without the cache, once everything has been written back.
+    /// Judges one sector of an origin without the cache, after all data has been written back.
     ///
     /// # Errors
     /// The origin has anything but the last value.
@@ -371,23 +371,23 @@ impl Oracle {
         .map_err(|violation| Violation { invariant: 20, ..violation })
     }
 
-    /// Makes everything durable that was acknowledged on a volume.
+    /// Makes all acknowledged writes of a volume durable.
     pub fn volume_is_durable(&mut self, volume: u16) {
         let now = self.tick();
-        // No client has flushed, so an ordered origin need not be at this state.
+        // No client has flushed, so an ordered origin need not have reached this state.
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.flushed(now, Moment::MAX);
         }
     }
 
-    /// Notes that a volume was stopped without waiting for requests to its origin: these may be
+    /// Records that a volume was stopped without waiting for requests to its origin: these may be
     /// refused, even if the volume is started again before they end.
     pub fn leave(&mut self, volume: u16) {
         let theirs = self.underway.values_mut().filter(|request| request.asked.volume == volume);
         theirs.for_each(|request| request.left = true);
     }
 
-    /// Gives up a volume whose origin hangs, with the requests that wait for it.
+    /// Gives up a volume whose origin hangs, and the requests that wait for it.
     pub fn abandon(&mut self, volume: u16) {
         let theirs = self.underway.extract_if(.., |_, request| request.asked.volume == volume);
         self.given_up.extend(theirs.map(|(tag, _)| tag));
@@ -405,8 +405,8 @@ impl Oracle {
         }
     }
 
-    /// Notes that a clean stop has ended: everything acknowledged on running volumes is durable.
-    /// For volumes stopped before, the result of their own stop applies.
+    /// Records that a clean stop has ended: all acknowledged writes of running volumes are durable.
+    /// For volumes stopped earlier, the result of their own stop applies.
     pub fn stopped_cleanly(&mut self, running: &[u16]) {
         let now = self.tick();
         self.order.stopped_cleanly(running, now);
@@ -417,7 +417,7 @@ impl Oracle {
         }
     }
 
-    /// Notes a crash; requests in progress are gone. `power`: the volumes whose origin or cache
+    /// Records a crash; requests in progress are lost. `power`: the volumes whose origin or cache
     /// device lost its power.
     pub fn crash(&mut self, power: impl Fn(u16) -> bool) {
         let now = self.tick();
@@ -432,7 +432,7 @@ impl Oracle {
         }
     }
 
-    /// Notes that volumes are up after a crash, and everything found is durable.
+    /// Records that volumes are up after a crash, and that everything found is durable.
     pub fn opened(&mut self, volumes: &[u16]) {
         for volume in volumes {
             let Some(volume) = self.volumes.get_mut(usize::from(*volume)) else { continue };
@@ -442,7 +442,7 @@ impl Oracle {
         }
     }
 
-    /// Notes that the cache device lost writes in a failed sync.
+    /// Records that the cache device lost writes in a failed sync.
     pub fn unwritten(&mut self) {
         for volume in &mut self.volumes {
             for &sector in &volume.active {
@@ -451,7 +451,8 @@ impl Oracle {
         }
     }
 
-    /// Notes that the origin of a volume failed a sync and may have lost versions of these sectors.
+    /// Records that the origin of a volume failed a sync and may have lost versions of these
+    /// sectors.
     pub fn reopen(&mut self, volume: u16, sectors: &[u64]) {
         let (now, oldest_read) = (self.tick(), self.oldest_read(volume));
         let Some(volume) = self.volumes.get_mut(usize::from(volume)) else { return };
@@ -466,7 +467,7 @@ impl Oracle {
     }
 }
 
-/// Returns a violation that is not about the content of a sector.
+/// Returns a violation that does not concern the content of a sector.
 pub fn plain(invariant: u32, what: String) -> Violation {
     Violation { invariant, place: None, expected: Vec::new(), got: String::new(), what }
 }

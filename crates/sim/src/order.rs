@@ -1,9 +1,9 @@
 //! Judges origins of ordered volumes without the cache, at any moment (invariant 28): is this a
 //! state that a power cut between two flushes could have left on a plain disk?
 //!
-//! It is one if there is a moment at which every sector could have had its present content: its
-//! write had been submitted, and no later write of the sector had been made durable. So each sector
-//! has spans of such moments, and all sectors must have a moment in common.
+//! It is if there is a moment at which every sector could have had its present content: its
+//! write had been submitted, and no later write of the sector had been made durable. Each sector
+//! therefore has spans of such moments, and all sectors must have a moment in common.
 
 use forebay_core::{Op, Survives};
 
@@ -27,7 +27,7 @@ struct VolumeWrites {
     /// By number; the first is the initial content.
     writes: Vec<Write>,
     initial: Vec<Value>,
-    /// Numbers of the writes of each sector, in the order in which they were submitted: ascending.
+    /// The writes of each sector by number, in ascending order, which is the order of submission.
     sectors: Vec<Vec<VersionId>>,
     /// Sectors that were written to.
     touched: Vec<u64>,
@@ -44,7 +44,7 @@ pub struct OrderOracle {
     pub judged: u64,
 }
 
-/// A span of moments: the first is included, the second is not.
+/// A span of moments, which includes the first and excludes the second.
 type Span = (Moment, Moment);
 
 /// The moments at which a sector could have had a value.
@@ -55,7 +55,7 @@ enum Spans {
 }
 
 impl OrderOracle {
-    /// Makes an oracle for volumes with these contents.
+    /// Creates an oracle for volumes with these contents.
     pub fn new(seed: u64, contents: &[Vec<Value>]) -> Self {
         let volumes = contents.iter().map(|initial| VolumeWrites {
             writes: vec![Write {
@@ -95,7 +95,7 @@ impl OrderOracle {
         volume.sectors.resize_with(all, Vec::new);
     }
 
-    /// Notes that a request is submitted.
+    /// Records that a request is submitted.
     pub fn submit(&mut self, asked: Asked, now: Moment) {
         let (value, advisory) = match asked.op {
             Op::Write => (Value::Write(asked.id), false),
@@ -122,7 +122,7 @@ impl OrderOracle {
         }
     }
 
-    /// Notes that a request submitted at `submitted` has ended.
+    /// Records that a request submitted at `submitted` has ended.
     pub fn end(&mut self, asked: Asked, success: bool, submitted: Moment, now: Moment) {
         let Some(volume) = self.volumes.get_mut(usize::from(asked.volume)) else { return };
         match asked.op {
@@ -143,7 +143,7 @@ impl OrderOracle {
         }
     }
 
-    /// Makes everything durable that was acknowledged on these volumes.
+    /// Makes all acknowledged writes of these volumes durable.
     pub fn stopped_cleanly(&mut self, running: &[u16], now: Moment) {
         for volume in running {
             if let Some(volume) = self.volumes.get_mut(usize::from(*volume)) {
@@ -162,7 +162,7 @@ impl OrderOracle {
         volume.watched = false;
     }
 
-    /// Returns every value that was written, or submitted, to a sector, and its initial one.
+    /// Returns the initial value of a sector and every value submitted for it.
     pub fn values(&self, volume: u16, sector: u64) -> Vec<Value> {
         let Some(volume) = self.volumes.get(usize::from(volume)) else { return Vec::new() };
         let numbers = volume.sectors.get(sector as usize).into_iter().flatten();
@@ -171,7 +171,7 @@ impl OrderOracle {
         initial.into_iter().chain(written.map(|write| write.value)).collect()
     }
 
-    /// Notes a crash: writes that were not flushed may survive or not.
+    /// Records a crash: writes that were not flushed may or may not survive.
     pub fn crash(&mut self, now: Moment) {
         for volume in &mut self.volumes {
             volume.unflushed.clear();
@@ -186,7 +186,7 @@ impl OrderOracle {
     /// Judges an origin, given the bytes of each sector.
     ///
     /// # Errors
-    /// There is no moment at which a power cut could have left this state.
+    /// A power cut could not have left this state at any moment.
     pub fn judge<'a>(
         &mut self,
         number: u16,
@@ -251,7 +251,7 @@ fn common(one: &[Span], other: &[Span]) -> Vec<Span> {
     both.filter(|(from, until)| from < until).collect()
 }
 
-/// Returns the write that a sector comes from, according to its first bytes.
+/// Returns the write from which a sector comes, according to its first bytes.
 fn value_of(bytes: &[u8], seed: u64) -> Option<Value> {
     match stamp::number(bytes, seed) {
         Some(number) => Some(Value::Write(number)),
@@ -277,7 +277,8 @@ impl VolumeWrites {
         let written = &self.sectors[sector as usize];
         let initial = (self.initial[sector as usize] == value).then_some(0);
         let candidates = match value {
-            // All but zeroes come from one write, which is found without looking at the others.
+            // Any value but zeroes comes from one write, which is found without examining the
+            // others.
             Value::Write(id) => {
                 let id = initial.or_else(|| written.binary_search(&id).ok().map(|_| id));
                 let span = id.and_then(|id| self.span(written, id, value));
@@ -299,8 +300,8 @@ impl VolumeWrites {
         }
     }
 
-    /// Returns the span in which a sector with the writes `written` could have had the content of
-    /// the write `id`, which is to have this value; number 0 is the initial content.
+    /// Returns the span in which a sector with the writes `written` could have had `value` from the
+    /// write `id`, or `None` if it could not; number 0 is the initial content.
     fn span(&self, written: &[VersionId], id: VersionId, value: Value) -> Option<Span> {
         let own = self.writes.get(id as usize).filter(|own| id == 0 || own.value == value)?;
         let latest_first = written.iter().rev().filter_map(|id| self.writes.get(*id as usize));
@@ -375,7 +376,8 @@ mod tests {
         {
             assert!(disk.may_be(legal), "{legal:?}");
         }
-        // Parts of the second or third stretch although the one before it is incomplete.
+        // Parts of the second or third stretch are present although the previous stretch is
+        // incomplete.
         for broken in [[d, 0, 0, 0], [0, 0, c, 0], [a, 0, c, 0], [a, b, c, e], [a, b, 0, e]] {
             assert!(!disk.may_be(broken), "{broken:?}");
         }

@@ -8,11 +8,11 @@ use forebay_sim::world::RunOptions;
 
 use crate::args::{Args, FIRST, SystemKind};
 
-/// Seeds after which a search ends, unless the command line says otherwise.
+/// Number of seeds after which a search ends, unless the command line sets it.
 const PATIENCE: u64 = 20_000;
 
 /// A seed that has found each bug. It is tried first, so that a test that runs often takes seconds;
-/// from another `--start` the search is a fresh one.
+/// with another `--start` the search ignores it.
 const KNOWN: &str = include_str!("../planted-seeds.txt");
 
 fn known_seed(bug: &str) -> Option<u64> {

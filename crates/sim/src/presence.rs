@@ -1,10 +1,10 @@
-//! Volumes that are stopped for a while, deleted, and recreated by the same name on the same
+//! Volumes that are stopped for a while, deleted, or recreated with the same name on the same
 //! origin, while other volumes continue.
 //!
-//! An orderly deletion of a running volume leaves a complete origin. Deleting a stopped volume
-//! leaves everything that was durable when it stopped, since an origin may fail the sync of a stop.
-//! A deletion that discards dirty blocks leaves the data that had reached the origin, and cached
-//! data must never overwrite later writes of others to the origin.
+//! An orderly deletion of a running volume leaves a complete origin. The deletion of a stopped
+//! volume leaves everything that was durable when it stopped, since an origin may fail the sync of
+//! a stop. A deletion that discards dirty blocks leaves the data that had reached the origin, and
+//! cached data must never overwrite later writes of others to the origin.
 
 use forebay_core::{Op, Survives};
 use forebay_engine::EngineError;
@@ -29,14 +29,14 @@ pub enum Presence {
     Stopped,
     /// Deleted.
     Gone,
-    /// The system died during this action: the volume is present, or it is not.
+    /// The system died during this action: the volume may or may not be present.
     Unsure(Admin),
 }
 
-/// Turns that the lanes get to end the requests of a volume that is gone.
+/// Number of turns that the lanes get to end the requests of a volume that was deleted.
 const LAST_TURNS: usize = 8;
 
-/// The most sectors that others write to an origin without a volume.
+/// Maximum number of sectors that others write to an origin without a volume.
 const OTHERS: u64 = 32;
 
 impl World<'_> {
@@ -51,7 +51,7 @@ impl World<'_> {
         (0..self.origins.len() as u16).filter(|volume| self.is_running(*volume)).collect()
     }
 
-    /// Chooses an action that changes the presence of a volume; at least one volume stays running.
+    /// Chooses an action that changes the presence of a volume. At least one volume stays running.
     pub(crate) fn choose_presence(&mut self) -> Option<Admin> {
         let volume = self.rng.u16(0..self.origins.len() as u16);
         let action = match self.presence[usize::from(volume)] {
@@ -89,8 +89,8 @@ impl World<'_> {
     ) -> Result<(), Violation> {
         let Some(volume) = action.changes_presence() else { return Ok(()) };
         if self.profile.setup.deferred && result.is_ok() {
-            // Writes that waited for space in RAM learn only now that their volume is gone. No
-            // device has to answer for that, and no time passes.
+            // Writes that waited for space in RAM are informed only now that their volume was
+            // deleted. No device has to answer them, and no time passes.
             self.closed = Some(volume);
             for _ in 0..LAST_TURNS {
                 for lane in &self.lanes {
@@ -101,7 +101,7 @@ impl World<'_> {
         self.take_answers()?;
         self.closed = None;
         let presence = match (action, result) {
-            // A volume whose deferred writes cannot be written down keeps running.
+            // A volume whose deferred writes cannot be written down continues to run.
             (Admin::Stop(_), Err(_)) if self.is_served(volume) => return Ok(()),
             // Any other failed stop has stopped the volume nevertheless.
             (Admin::Stop(_), _) => Presence::Stopped,
@@ -120,12 +120,13 @@ impl World<'_> {
             Presence::Stopped => {
                 self.oracle.volume_is_durable(volume);
                 if self.rng.u32(0..4) == 0 {
-                    // Crash before the flushes of other volumes make it durable as well.
+                    // The crash comes before the flushes of other volumes make the change durable
+                    // as well.
                     self.shared.arm(Some(self.rng.u64(1..6)));
                 }
             }
             Presence::Gone => self.deleted(action)?,
-            // If syncs of its origin fail, writes before a crash may not be durable there.
+            // If syncs of the volume's origin fail, writes before a crash may not be durable there.
             Presence::Running if self.profile.fault_profile != FaultProfile::OriginErrors => {
                 self.oracle.opened(&[volume]);
             }
@@ -151,8 +152,8 @@ impl World<'_> {
         };
         let origin = self.origins[usize::from(volume)].clone();
         if discards && self.hung_until[usize::from(volume)] > self.admin_since {
-            // The operator does not wait for an origin that hangs; others use it once it has
-            // answered.
+            // The operator does not wait for an origin that hangs; others use the origin once it
+            // has answered.
             origin.complete_all();
             self.oracle.abandon(volume);
         }
@@ -167,7 +168,7 @@ impl World<'_> {
             if matches!(action, Admin::Delete(..)) {
                 self.oracle.volume_is_durable(volume);
             } else if self.unsynced[usize::from(volume)] {
-                // The stop has told the operator; the data is in the origin's write cache.
+                // The stop has informed the operator; the data is in the origin's write cache.
                 origin.with_image(|image| image.sync(u64::MAX));
             }
             let sectors = self.oracle.sectors(volume);
@@ -226,7 +227,7 @@ impl World<'_> {
         if let Some(volume) = action.changes_presence() {
             let presence = &mut self.presence[usize::from(volume)];
             *presence = match (action, *presence) {
-                // These change only whether the volume starts automatically, which is the
+                // These actions change only whether the volume starts automatically, which is the
                 // operator's choice.
                 (Admin::Stop(_) | Admin::Start(_), Presence::New | Presence::Running) => {
                     Presence::Running
@@ -257,7 +258,8 @@ impl World<'_> {
         self.take_sizes()
     }
 
-    /// Returns whether held versions of a stopped volume may take all space from the others.
+    /// Returns whether held versions of a stopped volume may occupy all space that other volumes
+    /// need.
     pub(crate) fn is_starved(&self) -> bool {
         let holds = self.instance.as_ref().is_some_and(|instance| instance.holds_versions());
         holds && self.presence.contains(&Presence::Stopped)

@@ -1,4 +1,4 @@
-//! The choices that a seed makes for a world: size, clients, faults.
+//! The choices that a seed makes for a world: size, clients and faults.
 
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind};
 use forebay_format::layout::smallest_segment;
@@ -10,10 +10,10 @@ use crate::stamp::SECTOR;
 use crate::system::Setup;
 use crate::world::RunOptions;
 
-/// The kind of faults of a run. They are kept apart because each excuses other errors.
+/// The kind of faults in a run. The kinds are separate because each excuses other errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultProfile {
-    /// Crashes and nothing else: no request may fail and nothing may be lost.
+    /// Only crashes: no request may fail and nothing may be lost.
     Crashes,
     /// Crashes, and origins that fail for a while: nothing may be lost.
     OriginErrors,
@@ -63,7 +63,7 @@ pub struct Profile {
     pub mix: Mix,
     /// Clients of each volume on each lane.
     pub clients: u32,
-    /// Times that the system is opened.
+    /// Number of times that the system is opened.
     pub rounds: u32,
     /// Requests in each round.
     pub requests: u64,
@@ -219,7 +219,8 @@ impl Profile {
         matches!(self.fault_profile, FaultProfile::Crashes | FaultProfile::OriginErrors)
     }
 
-    /// Draws the size of an origin: mostly small, so that the same blocks are hit repeatedly.
+    /// Draws the size of an origin, which is mostly small, so that the same blocks are hit
+    /// repeatedly.
     fn origin_size(rng: &mut fastrand::Rng) -> u64 {
         match rng.u32(0..10) {
             0..7 => rng.u64(8..=64) * (32 << 10),

@@ -1,6 +1,6 @@
-//! Origins that take no writes for a while: some report it, others only refuse writes. Clients must
-//! be refused soon after an origin has reported it, because acknowledged data must have a way to
-//! the origin (invariant 36).
+//! Origins that refuse writes for a while: some report this, others only refuse writes. Clients
+//! must be refused soon after an origin has reported it, because acknowledged data must have a way
+//! to the origin (invariant 36).
 
 use std::time::Duration;
 
@@ -14,16 +14,16 @@ use crate::system::Admin;
 use crate::violation::{Asked, Violation};
 use crate::world::World;
 
-/// Time within which it has to be noticed that an origin takes no writes, and that it takes them
+/// Time within which the system must detect that an origin refuses writes, and that it accepts them
 /// again.
 const NOTICED: Duration = Duration::from_secs(3);
-/// Time within which a write that is tried again shows that an origin takes writes.
+/// Time within which a write that is retried shows that an origin accepts writes.
 const RETRIED: Duration = Duration::from_secs(15);
 
 /// Longer than a drain takes.
 const LONG: Duration = Duration::from_secs(86_400);
 
-/// A time in which a disk takes no writes.
+/// A period in which a disk refuses writes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ProtectedPeriod {
     since: Nanos,
@@ -33,7 +33,7 @@ pub(crate) struct ProtectedPeriod {
 }
 
 impl ProtectedPeriod {
-    /// Ends it, at `now` at the latest.
+    /// Ends the period, at `now` at the latest.
     pub(crate) fn end(&mut self, now: Nanos) {
         self.until = self.until.min(now);
     }
@@ -51,7 +51,7 @@ impl State {
 }
 
 impl SimDisk {
-    /// Returns whether the disk says that it takes no writes.
+    /// Returns whether the disk reports that it refuses writes.
     pub(crate) fn says_protected(&self) -> bool {
         let protection = self.state.lock().protection;
         protection.told && protection.is_in_force(self.shared.clock.now())
@@ -63,7 +63,7 @@ impl SimDisk {
 }
 
 impl World<'_> {
-    /// Sometimes protects an origin. Returns when it is known to the engine.
+    /// Sometimes protects an origin. Returns the time at which the engine must know it.
     pub(crate) fn perhaps_protect(&mut self) -> Option<Nanos> {
         if !self.profile.features.has(Feature::Protected) || self.protecting.u8(0..3) == 0 {
             return None;
@@ -83,13 +83,13 @@ impl World<'_> {
         (told && !of_cache && self.protecting.bool()).then_some(now + NOTICED)
     }
 
-    /// Protects an origin while nothing else is wrong. A drain succeeds only if the origin has
-    /// everything already; once the origin takes writes again, it has to succeed. `false`: the
-    /// world stopped.
+    /// Protects an origin while nothing else is wrong. A drain succeeds only if the origin already
+    /// has everything; once the origin accepts writes again, the drain must succeed. Returns
+    /// `false` if the world stopped.
     pub(crate) fn judge_protected(&mut self) -> Result<bool, Violation> {
         let has = |feature| self.profile.features.has(feature);
         // A dirty block that the cache device can no longer read cannot reach the origin, and a
-        // server that was started anew fails a sync.
+        // restarted server fails a sync.
         let judges = has(Feature::Protected) && !has(Feature::Rot) && !has(Feature::Remote);
         let running = self.running();
         if !judges || running.is_empty() || self.profile.fault_profile != FaultProfile::OriginErrors
@@ -124,14 +124,14 @@ impl World<'_> {
         }
     }
 
-    /// Returns whether an origin may refuse changes, or its volume for that reason.
+    /// Returns whether an origin may refuse changes, or its volume may refuse them for that reason.
     pub(crate) fn may_refuse_changes(&self, volume: u16) -> bool {
         let protection = self.origins.get(usize::from(volume)).map(|origin| origin.protection());
         protection.is_some_and(|it| it.until > Nanos(0) && self.now() < it.until + RETRIED)
     }
 
-    /// Checks that no write was acknowledged that began when it was known that the origin takes
-    /// none.
+    /// Checks that no write was acknowledged that began after the engine had to know that the
+    /// origin refuses writes.
     pub(crate) fn judge_protection(
         &self,
         tag: u64,

@@ -19,8 +19,8 @@ use crate::stamp::SECTOR;
 use crate::trace::{hash_bytes, mix};
 
 impl SimDisk {
-    /// Returns the effect of the operation, or its buffer if it is refused; then offset, length and
-    /// name.
+    /// Returns the effect of the operation, or its buffer if it is refused; then its offset, length
+    /// and name.
     fn prepare(
         &self,
         state: &State,
@@ -140,7 +140,7 @@ impl SimDisk {
         }
         let (effect, offset, len, what) = self.prepare(state, op);
         let mut numbers = [self.number, id, offset, len, 0];
-        // Some disks cannot promise zeroes cheaply, and do nothing.
+        // Some disks cannot guarantee zeroes cheaply, and refuse the operation.
         let refuses = !state.plan.discards_zero && mix(self.shared.seed, self.number) & 1 == 0;
         if what == "discard" && refuses && effect.is_ok() {
             let result = Err(self.error(what, offset, DeviceErrorKind::NotSupported));
@@ -148,7 +148,7 @@ impl SimDisk {
             return OpId(id);
         }
         if what == "discard" && len == 0 {
-            // A query whether the disk supports it.
+            // The operation only queries whether the disk supports discards.
             state.done.insert(id, DeviceDone { result: Ok(()), buf: None });
             return OpId(id);
         }
@@ -247,7 +247,7 @@ impl DeviceQueue for SimQueue {
     }
 }
 
-/// The device that the engine gets.
+/// The device that the engine opens.
 pub struct DiskHandle {
     /// The disk.
     pub disk: Arc<SimDisk>,
@@ -256,7 +256,7 @@ pub struct DiskHandle {
 }
 
 impl DiskHandle {
-    /// Makes a handle whose serial number is the disk's name.
+    /// Creates a handle whose serial number is the disk's name.
     pub fn new(disk: Arc<SimDisk>) -> Self {
         let serial = disk.name.to_string();
         DiskHandle { disk, serial }
@@ -288,7 +288,7 @@ impl Device for DiskHandle {
         self.disk.displaced()
     }
 
-    /// Most disks count exactly the operations that change them, some report nothing.
+    /// Returns the exact number of changes on most disks, and nothing on some.
     fn write_evidence(&self) -> Option<Evidence> {
         if mix(self.disk.shared.seed, self.disk.number ^ 0xe71d) & 3 == 0 {
             return None;
@@ -317,7 +317,8 @@ impl Device for DiskHandle {
 
     fn open_queue(&self, _context: &QueueContext) -> Result<Rc<dyn DeviceQueue>, DeviceError> {
         let mut state = self.disk.state.lock();
-        // A new client knows nothing of earlier connections; another lane of the same one does.
+        // A new client does not know of earlier connections, but another lane of the same client
+        // does.
         state.doubtful &= state.queues > 0;
         state.queues += 1;
         Ok(Rc::new(SimQueue(self.disk.clone())))

@@ -19,7 +19,7 @@ use crate::trace::mix;
 #[derive(Default)]
 pub(crate) struct Tiers(RefCell<BTreeMap<u16, TierOf>>);
 
-/// A RAM tier, and the running volume that it belongs to.
+/// A RAM tier, and the running volume to which it belongs.
 struct TierOf {
     volume: Arc<Volume>,
     tier: Arc<Tier>,
@@ -35,7 +35,7 @@ fn choose_deferral(rng: &mut fastrand::Rng, ignore_flush: bool) -> Deferral {
 fn set_caching(tier: &Tier, caching: Caching) {
     tier.freeze(caching == Caching::Frozen);
     if caching == Caching::Paused {
-        // A tier with deferred data refuses this, and is emptied another time.
+        // A tier with deferred data refuses this, and is emptied at another time.
         let _ = tier.change(TierOptions { bytes: 0, ..tier.options() });
     }
 }
@@ -59,8 +59,8 @@ impl Tiers {
         Some(LimitedVolume::new(target, top))
     }
 
-    /// Returns the RAM tier of a volume, which lives as long as the volume runs. It is resized now
-    /// and then, or defers writes in another way.
+    /// Returns the RAM tier of a volume, which lives as long as the volume runs. Occasionally
+    /// resizes it, or changes how it defers writes.
     fn tier(
         &self,
         machine: &Machine,
@@ -88,7 +88,7 @@ impl Tiers {
                 }
             }
             if rng.u32(0..400) == 0 {
-                // Memory becomes short, or is there again.
+                // Memory becomes short, or available again.
                 tier.set_room(rng.u64(0..=2 * tier.options().bytes));
             }
             return Some(tier.clone());
@@ -115,7 +115,7 @@ impl Tiers {
         Some(tier)
     }
 
-    /// Freezes, empties or resumes a volume's tier. An emptied tier gets a size again when it is
+    /// Freezes, empties or resumes a volume's tier. An emptied tier gets a size when it is next
     /// resized.
     pub(crate) fn note_caching(&self, number: u16, caching: Caching) {
         if let Some(tier) = self.get(number) {
@@ -135,7 +135,7 @@ impl Tiers {
         }
     }
 
-    /// Writes all deferred data of a volume down. With `ends`, no more writes are deferred.
+    /// Writes down all deferred data of a volume. With `ends`, no more writes are deferred.
     pub(crate) async fn write_down(
         &self,
         lane: &EngineLane,

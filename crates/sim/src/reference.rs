@@ -1,7 +1,8 @@
-//! The simplest system that keeps every promise: no cache, each request goes to the disk.
+//! The simplest system that keeps every promise: it has no cache, and each request goes to the
+//! disk.
 //!
-//! It shows that the simulator accepts correct behaviour and, with one of its bugs switched on,
-//! that it finds incorrect behaviour.
+//! It shows that the simulator accepts correct behaviour and, with one of its bugs enabled, that it
+//! detects incorrect behaviour.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use crate::features::{Feature, Features};
 use crate::queue::DiskHandle;
 use crate::system::{Admin, Instance, LocalFuture, Machine, SystemUnderTest};
 
-/// A bug that can be switched on.
+/// A bug that can be enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReferenceBug {
     /// A flush is acknowledged without a sync of the disk.
@@ -25,7 +26,7 @@ pub enum ReferenceBug {
     ForgottenFua,
     /// A write is acknowledged before it reaches the disk.
     EarlyAcknowledgement,
-    /// Reads come from a copy that writes on other lanes do not update.
+    /// Reads return data from a copy that writes on other lanes do not update.
     StaleCopy,
     /// Every hundredth write goes to the next sector.
     WrongPlace,
@@ -62,7 +63,7 @@ impl SystemUnderTest for ReferenceModel {
             Feature::Sectors,
             Feature::Displaced,
             Feature::Ram,
-            // Its clients' writes overlap on the disk, where one that is sent again can be the
+            // The clients' writes overlap on the disk, where one that is resent may take effect
             // last, and fail.
             Feature::Remote,
         ]

@@ -1,15 +1,14 @@
 //! Origins on other machines: connections that are lost, and requests that time out, as the clients
-//! of NBD and of Ceph handle them.
+//! of NBD and Ceph handle them.
 //!
-//! - *A lost connection.* Each operation in flight has taken effect before, wholly or in part, or
-//!   not at all. It is sent again after the reconnect, in any order, unless its caller has
-//!   abandoned it. If there is no reconnect in time, operations fail, and so do those that are
-//!   started meanwhile.
-//! - *A new server.* The server may have been restarted, and have forgotten some changes that were
-//!   not synced. The client cannot tell. So if there was anything to forget, the next sync fails,
-//!   and so do those in flight. A client that is reopened knows nothing of earlier connections.
+//! - *A lost connection.* Each operation in flight has taken effect before, wholly, in part, or not
+//!   at all. It is resent after the reconnection, in any order, unless its caller has abandoned it.
+//!   If no connection is made in time, operations fail, including those that are started meanwhile.
+//! - *A new server.* The server may have been restarted, and have lost some changes that were not
+//!   synced. The client cannot tell. If there was anything to lose, the next sync therefore fails,
+//!   as do those in flight. A client that is reopened does not know of earlier connections.
 //! - *A timeout.* An operation fails. A change may still be executed later: before later operations
-//!   on the same sectors, and before a later sync ends; it is durable then.
+//!   on the same sectors, and before a later sync ends, which then makes it durable.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ use crate::image::Patch;
 /// The longest time without a connection.
 const LONGEST_AWAY: Duration = Duration::from_secs(3);
 
-/// The longest time after which a change is executed that has timed out.
+/// Maximum time after which a change that has timed out is executed.
 const LATEST: Duration = Duration::from_secs(2);
 
 /// Draws a time below `most`, mostly far below.
@@ -55,7 +54,7 @@ impl SimDisk {
             &[self.number, back.0, count as u64],
             format_args!("{name} until {back}, {count} in flight, in vain {gives_up}, anew {anew}"),
         );
-        // A sync that was started after the last change covers all of them.
+        // A sync that was started after the last change covers all changes.
         let complete = state.order;
         let doubtful = state.image.has_unsynced();
         for PendingEffect { effect, .. } in in_flight.values() {
@@ -76,7 +75,7 @@ impl SimDisk {
                 (Fate::Abandoned, _) => continue,
                 (Fate::Late | Fate::Fails, _) => due,
                 (Fate::Normal, Effect::Sync { before }) if doubtful => {
-                    // It reports the loss.
+                    // This sync reports the loss.
                     state.doubtful &= *before < complete;
                     operation.fate = Fate::Fails;
                     now
@@ -97,8 +96,7 @@ impl SimDisk {
         *until = back.max(*until);
     }
 
-    /// Lets some of the operations in flight fail, and executes some of the changes among them
-    /// later.
+    /// Makes some operations in flight fail, and executes some of the changes among them later.
     fn time_out(&self, state: &mut State) {
         let now = self.shared.clock.now();
         self.shared.fault("timeout", &[self.number], format_args!("{}", self.name));

@@ -54,7 +54,7 @@ pub struct RunCounts {
 }
 
 impl RunCounts {
-    /// Makes the counters of one run.
+    /// Creates the counters of one run.
     pub fn new(fault_profile: FaultProfile, features: Features) -> Self {
         let fault_profile = BTreeMap::from([(fault_profile.name(), 1)]);
         let features = features.each().map(|feature| (feature.name(), 1)).collect();
@@ -92,7 +92,7 @@ impl RunCounts {
         }
     }
 
-    /// Adds the reasons that volumes counted.
+    /// Adds the reasons that volumes have counted.
     pub(crate) fn add_reasons(&mut self, volumes: &[Why]) {
         for why in volumes {
             why.each(|group, name, count| {
@@ -176,7 +176,7 @@ pub struct FailureReport {
 }
 
 impl FailureReport {
-    /// Makes the report of a run that broke a promise; `extra` are further arguments that the
+    /// Creates the report of a run that broke a promise. `extra` are further arguments that the
     /// replay needs.
     pub fn new(outcome: &SeedResult, violation: &Violation, extra: &str) -> Self {
         FailureReport {

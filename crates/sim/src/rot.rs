@@ -5,7 +5,7 @@
 //!
 //! - A payload: reads of its blocks may fail, until they are written again.
 //! - A header that recovery needs, of a record that a later one proves: the newest state of the
-//!   blocks that it concerns, once the system has refused to start their volume because of that
+//!   affected blocks may be lost, once the system has refused to start their volume because of that
 //!   record.
 //! - A header of a record that no other proves: the same, but without a message, because this
 //!   damage is indistinguishable from a write that the crash has torn.
@@ -49,7 +49,7 @@ impl Told {
 /// The damage so far, and its consequences.
 pub(crate) struct Rot {
     rng: fastrand::Rng,
-    /// Records whose headers recovery must miss, and the places that they concern.
+    /// Records whose headers recovery must miss, and the affected places.
     missed: BTreeMap<u64, Vec<SectorAddress>>,
     /// Whether some pages are unreadable, so that their content is unknown.
     unreadable: bool,
@@ -61,7 +61,7 @@ pub(crate) struct Rot {
     silent: BTreeSet<u16>,
 }
 
-/// A version of a block, and its cell.
+/// A version of a block in the log, and the cell that contains it.
 #[derive(Clone)]
 struct Cell {
     header: RecordNumber,
@@ -76,30 +76,30 @@ struct Cell {
 #[derive(Default)]
 struct Accepted {
     log: AcceptedLog,
-    /// Whether no crash can drop the superblock that records it.
+    /// Whether no crash can revert the superblock that records this.
     for_sure: bool,
 }
 
-/// The log before it rots.
+/// The log before the damage.
 struct LogSnapshot {
     geometry: Geometry,
-    /// Records up to this one are in the checkpoint.
+    /// The last record that the checkpoint includes.
     base: u64,
     accepted: Accepted,
-    /// Numbers of the volumes in the world, by their numbers on the cache device.
+    /// Numbers of the volumes in the world, by their IDs on the cache device.
     volumes: BTreeMap<VolumeId, u16>,
     /// Every header, by the number of its page on the device.
     headers: BTreeMap<u64, RecordHeader>,
-    /// Pages of headers that the next crash may drop.
+    /// Pages of headers that the next crash may revert.
     unsettled: BTreeSet<u64>,
     cells: Vec<Cell>,
 }
 
-/// The last record that was durable when a later header was written.
+/// The last record that later headers prove to have been durable when they were written.
 struct Proven {
-    /// According to headers that no crash can drop and that recovery finds.
+    /// As proved by headers that no crash can revert and that recovery finds.
     surely: u64,
-    /// According to any header: if the unsettled ones are lost, the record may look torn.
+    /// As proved by any header: if the unsettled headers are lost, the record may look torn.
     perhaps: u64,
 }
 
@@ -122,13 +122,13 @@ impl Rot {
         }
     }
 
-    /// Returns whether the origin of a volume cannot be judged in order, because a lost group was
+    /// Returns whether the order of a volume's origin cannot be judged, because a lost group was
     /// never written in its turn.
     pub(crate) fn has_disordered(&self, volume: u16) -> bool {
         self.disordered.contains(&volume)
     }
 
-    /// Forgets a deleted volume, so that its damage does not apply to a later one.
+    /// Forgets a deleted volume, so that its damage does not affect a later volume.
     pub(crate) fn forget(&mut self, volume: u16) {
         self.disordered.remove(&volume);
         self.silent.remove(&volume);
@@ -173,7 +173,8 @@ impl LogSnapshot {
         Some(SectorAddress { volume, sector: start / SECTOR as u64 })
     }
 
-    /// Returns the record proven durable by the checkpoint and by headers that are not `rotten`.
+    /// Returns the last record that the checkpoint and the headers that are not `rotten` prove
+    /// durable.
     fn proven(&self, rotten: &BTreeSet<u64>) -> Proven {
         let perhaps = self.base.max(self.accepted.log.through.0);
         let surely = if self.accepted.for_sure { perhaps } else { self.base };
@@ -188,8 +189,8 @@ impl LogSnapshot {
         proven
     }
 
-    /// Returns whether recovery certainly finds a header: one of the first two of its segment's
-    /// life is intact. A crash may drop both and keep a later one.
+    /// Returns whether recovery certainly finds a header: one of the first two headers of its
+    /// segment's life is intact. A crash may revert both and keep a later one.
     fn is_found(&self, header: &RecordHeader, rotten: &BTreeSet<u64>) -> bool {
         let start = self.geometry.segment_offset(header.segment) / PAGE as u64;
         let same = |first: &RecordHeader| first.generation == header.generation;
@@ -197,7 +198,7 @@ impl LogSnapshot {
             .any(|page| !rotten.contains(&page) && self.headers.get(&page).is_some_and(same))
     }
 
-    /// Returns the places that a missed record concerns.
+    /// Returns the places that a missed record affects.
     fn about(
         &self,
         world: &World<'_>,
@@ -208,7 +209,7 @@ impl LogSnapshot {
         match &header.body {
             Body::Opening(_) => Vec::new(),
             Body::Data(_) => {
-                // A newer version suffices, if it certainly survives.
+                // A newer version suffices if it certainly survives.
                 let mut cells = cells_of(&self.geometry, header);
                 cells.retain(|cell| {
                     !self.cells.iter().any(|newer| {
@@ -259,9 +260,9 @@ impl World<'_> {
         self.note_rot(&log, &rotten);
     }
 
-    /// A crash may have cut off a write to a page that was unreadable before, and left the header.
-    /// This is indistinguishable from a cell that arrived and rotted: the store keeps it, and reads
-    /// fail.
+    /// Handles a cut-off write: a crash may have cut off a write to a page that was unreadable
+    /// before, and kept the header. This is indistinguishable from a cell that arrived and rotted:
+    /// the store keeps it, and reads fail.
     pub(crate) fn note_cut_off(&mut self) {
         if self.rot.unreadable
             && let Some(log) = self.read_log()
@@ -282,7 +283,7 @@ impl World<'_> {
         }
     }
 
-    /// Notes that the order of a volume can no longer be kept.
+    /// Records that the order of a volume can no longer be kept.
     fn disorder(&mut self, volume: u16) {
         self.rot.disordered.insert(volume);
         self.oracle.order.watch(volume, false);
@@ -344,12 +345,13 @@ impl World<'_> {
         page * SECTORS..(page + 1) * SECTORS
     }
 
-    /// Asks the disk, which knows regardless of other damage to the page.
+    /// Returns whether a page is unreadable according to the disk, which knows this regardless of
+    /// other damage to the page.
     fn is_unreadable(&self, page: u64) -> bool {
         self.cache.has_rotten(self.sectors_of(page))
     }
 
-    /// Chooses a header that recovery needs, a cell, or any page.
+    /// Chooses the page to damage: a header that recovery needs, a cell, or any page.
     fn choose_page(&mut self, log: &LogSnapshot) -> Option<u64> {
         let rng = &mut self.rot.rng;
         let what = rng.u32(0..8);
@@ -367,8 +369,8 @@ impl World<'_> {
         }
     }
 
-    /// Damages a sector of a page. `false`: it is not settled, so its content is unknown, or it was
-    /// to be zeroed and already is zero.
+    /// Damages a sector of a page. Returns `false` if the sector is not settled, so that its
+    /// content is unknown, or if it was to be zeroed and already is zero.
     fn damage(&mut self, geometry: &Geometry, page: u64) -> bool {
         let sectors = self.sectors_of(page);
         let sector = self.rot.rng.u64(sectors);
@@ -404,9 +406,9 @@ impl World<'_> {
         true
     }
 
-    /// Returns whether the first two pages of a segment would be all zeroes without this sector, so
-    /// that the segment would look unused. Two damaged pages are more than the store promises to
-    /// survive, and this is not modelled.
+    /// Returns whether the first two pages of a segment would be zeroes without this sector, so
+    /// that the segment would look unused. The store does not promise to survive two damaged pages,
+    /// so this is not modelled.
     fn would_blank(&self, geometry: &Geometry, page: u64, sector: u64) -> bool {
         let into = (page * PAGE as u64).saturating_sub(geometry.segments_offset);
         let first = page - into % geometry.segment_bytes / PAGE as u64;
@@ -417,7 +419,7 @@ impl World<'_> {
         })
     }
 
-    /// Notes the possible loss, and keeps the data from which later losses are derived.
+    /// Records the possible loss, and keeps the data from which later losses are derived.
     fn note_rot(&mut self, log: &LogSnapshot, rotten: &BTreeSet<u64>) {
         self.rot.unreadable |= rotten.iter().any(|page| self.is_unreadable(*page));
         let proven = log.proven(rotten);
@@ -439,7 +441,8 @@ impl World<'_> {
                     header.number.0, log.base, proven.perhaps, proven.surely
                 ),
             );
-            // Only a header that the next crash may drop proves it: both outcomes are correct.
+            // Only a header that the next crash may revert proves the record: both outcomes are
+            // correct.
             if header.number.0 > proven.surely {
                 doubtful.extend(about.iter().copied());
             }
@@ -449,8 +452,8 @@ impl World<'_> {
         }
         for page in rotten {
             if let Some(header) = log.headers.get(page) {
-                // Groups are lost even if all of their blocks have newer versions, or are in the
-                // checkpoint.
+                // Groups are lost even if newer versions of all their blocks exist or the
+                // checkpoint contains them.
                 let cells = cells_of(&log.geometry, header);
                 hit.extend(cells.iter().filter_map(|it| log.place(self, it.volume, it.block)));
                 self.rot.cells.extend(cells);
@@ -459,7 +462,8 @@ impl World<'_> {
                 let Some(place) = log.place(self, cell.volume, cell.block) else { continue };
                 hit.push(place);
                 self.oracle.taint(place);
-                // It is dropped, as if it had never arrived, unless its content is unreadable.
+                // The cell is dropped, as if it had never arrived, unless its content is
+                // unreadable.
                 let unreadable = log.pages(cell).any(|page| self.is_unreadable(page));
                 if cell.header.0 > proven.surely && !unreadable {
                     doubtful.push(place);
@@ -468,7 +472,7 @@ impl World<'_> {
         }
         hit.extend(doubtful.iter().copied());
         for place in doubtful {
-            // Clean copies that this brought back are not dropped.
+            // Clean copies that this restored are not dropped.
             let (volume, seed) = (place.volume, self.shared.seed);
             self.rot.silent.insert(volume);
             self.origins[usize::from(volume)].with_image(|image| {
@@ -483,8 +487,8 @@ impl World<'_> {
         hit.into_iter().for_each(|place| self.disorder(place.volume));
     }
 
-    /// Judges that clean blocks of a volume differ from its origin, which only the system has
-    /// written to: the loss of a record that looks torn is the one cause that is no fault.
+    /// Judges that clean blocks of a volume differ from its origin, although only the system has
+    /// written to the origin: the loss of a record that looks torn is the only acceptable cause.
     pub(crate) fn judge_differing(&self, volume: u16) -> Result<(), Violation> {
         if self.rot.silent.contains(&volume) || self.shared.has_lost() {
             return Ok(());
@@ -492,7 +496,7 @@ impl World<'_> {
         Err(plain(12, format!("clean blocks of volume {volume} differ from its origin")))
     }
 
-    /// Judges the system's message that a volume may have lost data.
+    /// Judges the system's report that a volume may have lost data.
     pub(crate) fn judge_told(&mut self, told: Told) -> Result<(), Violation> {
         let records = told.records();
         let any = self.rot.missed.range(records.clone()).next().is_some();

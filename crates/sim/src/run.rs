@@ -1,5 +1,5 @@
 //! The life of one world: format, then rounds of open, verify, work and crash or stop, and finally
-//! a drained stop after which the origins must be complete without the cache.
+//! a stop with a drain, after which the origins must be complete without the cache.
 
 use forebay_core::{Op, Survives};
 use forebay_engine::{EngineError, Obstacle};
@@ -19,7 +19,7 @@ use crate::world::{RunOptions, World};
 /// Steps between two checks of the origins of ordered volumes.
 const JUDGED_EVERY: u64 = 211;
 
-/// The most crashes during the recovery from one crash.
+/// Maximum number of crashes during the recovery from one crash.
 const NESTED: u32 = 2;
 
 /// The end of a round.
@@ -27,7 +27,7 @@ const NESTED: u32 = 2;
 enum RoundEnd {
     /// A crash at this change of a disk, counted from now.
     CrashAt(u64),
-    /// A crash at this change of a disk after this number of superblock writes.
+    /// A crash at this change of a disk, counted from this superblock write on.
     CrashAtRoot { roots: u64, changes: u64 },
     /// When the clients have submitted everything, with requests in progress.
     CrashAtEnd,
@@ -89,7 +89,7 @@ impl World<'_> {
         }
     }
 
-    /// Waits for a call; `None` if the world stopped first.
+    /// Waits for a call. Returns `None` if the world stopped first.
     fn try_for<T: 'static>(
         &mut self,
         future: crate::system::LocalFuture<Result<T, EngineError>>,
@@ -109,7 +109,7 @@ impl World<'_> {
         }
     }
 
-    /// Opens the system, after a crash with up to two further crashes on the way, and verifies.
+    /// Opens and verifies the system. After a crash, up to two further crashes happen meanwhile.
     fn open_after(&mut self, crashed: bool) -> Result<(), Violation> {
         self.judge_order()?;
         self.judge_notes()?;
@@ -117,7 +117,7 @@ impl World<'_> {
             self.perhaps_grow();
         }
         self.perhaps_lose_state();
-        // A rotten record that looks torn may bring back the external writer's data.
+        // A rotten record that looks torn may restore the external writer's data.
         let external_writer = !self.profile.features.has(Feature::Rot);
         if crashed && external_writer && self.profile.fault_profile == FaultProfile::Crashes {
             self.perhaps_an_external_writer()?;
@@ -134,8 +134,8 @@ impl World<'_> {
         let mut nested = if crashed { self.rng.u32(0..=NESTED) } else { 0 };
         let mut recovering = crashed;
         loop {
-            // Without a nested crash everything continues undisturbed; a nested crash comes soon,
-            // perhaps before the system is open, perhaps during the verification.
+            // Without a nested crash everything continues undisturbed. A nested crash comes soon,
+            // either before the system is open or during the verification.
             let at = self.rng.u64(1..30);
             self.shared.arm((nested > 0).then_some(at));
             self.boot();
@@ -167,7 +167,7 @@ impl World<'_> {
         Ok(opened)
     }
 
-    /// Reads everything, a part, or nothing; `false` if the world stopped.
+    /// Reads everything, a part, or nothing. Returns `false` if the world stopped.
     fn read_back(&mut self, recovered: bool) -> Result<bool, Violation> {
         let how = self.rng.u32(0..10);
         let percent = match how {
@@ -195,7 +195,7 @@ impl World<'_> {
         self.read_in_any_order(chunks)
     }
 
-    /// Reads these sectors of volumes; `false` if the world stopped.
+    /// Reads these sectors of volumes. Returns `false` if the world stopped.
     fn read_in_any_order(&mut self, mut chunks: Vec<(u16, u64, u64)>) -> Result<bool, Violation> {
         self.rng.shuffle(&mut chunks);
         self.last_progress = self.now();
@@ -225,14 +225,15 @@ impl World<'_> {
             return RoundEnd::Stop { drain: self.rng.bool() };
         }
         if self.profile.features.has(Feature::Hang) && self.rng.bool() {
-            // After an idle period, in which the possible loss of a crash becomes bounded.
+            // The crash follows an idle period, after which only a bounded amount may be lost.
             return RoundEnd::CrashAtEnd;
         }
         if self.profile.features.has(Feature::Loading) && self.rng.bool() {
             return RoundEnd::Stop { drain: false };
         }
         if self.profile.features.has(Feature::Shards) && self.rng.bool() {
-            // While records are open that the copy of an index in a new checkpoint may refer to.
+            // The crash happens while records are open to which the copy of an index in a new
+            // checkpoint may refer.
             let (roots, changes) = (self.rng.u64(1..=6), self.rng.u64(2..=8));
             return RoundEnd::CrashAtRoot { roots, changes };
         }
@@ -302,8 +303,7 @@ impl World<'_> {
 
     /// Judges the origins of ordered volumes from time to time.
     fn perhaps_judge_order(&mut self) -> Result<(), Violation> {
-        // Without using the world's generator, so that worlds without ordered volumes stay the
-        // same.
+        // The world's generator is not used, so that worlds without ordered volumes stay the same.
         if self.counts.steps.is_multiple_of(JUDGED_EVERY) { self.judge_order() } else { Ok(()) }
     }
 
@@ -317,8 +317,8 @@ impl World<'_> {
         })
     }
 
-    /// Stops in good order; `false` if the system could not, which counts as a crash. `last`: the
-    /// origins work, so only damage of the cache device is an excuse.
+    /// Stops in order. Returns `false` if the system could not, which counts as a crash. `last`:
+    /// the origins work, so only damage of the cache device is an excuse.
     fn stop(&mut self, drain: bool, last: bool) -> Result<bool, Violation> {
         if self.settle()? == StopReason::Crashed {
             self.crash();
@@ -385,7 +385,7 @@ impl World<'_> {
         Ok(true)
     }
 
-    /// The process dies, and perhaps the power fails for all disks together.
+    /// Kills the process, and sometimes cuts the power of all disks together.
     pub(crate) fn crash(&mut self) {
         self.counts.crashes += 1;
         self.judge_loss();
@@ -403,7 +403,7 @@ impl World<'_> {
         if let Some(ledger) = &self.ledger {
             ledger.crash();
         }
-        // A damaged record that no later one confirms looks like one that did not arrive.
+        // A damaged record that no later record confirms looks like one that did not arrive.
         let damaged = self.profile.features.has(Feature::Rot);
         self.oracle.crash(|volume| damaged || cut[0] || cut[usize::from(volume) + 1]);
         self.note_cut_off();
@@ -411,14 +411,16 @@ impl World<'_> {
         self.shared.arm(None);
     }
 
-    /// Reads everything once more and writes it back; then judges the origins without the cache.
+    /// Reads everything once more and writes it back, and then judges the origins without the
+    /// cache.
     fn last_judgement(&mut self) -> Result<(), Violation> {
         self.set_faults(false);
         self.start_all()?;
         self.collect_unreadable = true;
         self.read_all(100)?;
         if self.profile.features.has(Feature::Rot) && !self.unreadable.is_empty() {
-            // A read fails as a whole: sectors that were not damaged must be readable individually.
+            // A read fails as a whole: the sectors that were not damaged must be readable
+            // individually.
             let failed = std::mem::take(&mut self.unreadable).into_iter();
             let alone = failed.filter(|place| !self.oracle.is_tainted(*place));
             let alone = alone.map(|place| (place.volume, place.sector, 1)).collect();
@@ -427,7 +429,7 @@ impl World<'_> {
         let loses =
             matches!(self.profile.fault_profile, FaultProfile::CacheErrors | FaultProfile::Damage);
         if loses && !self.profile.is_only_protected() {
-            // Unreadable data was lost by the cache device's fault, and was reported.
+            // Unreadable data was lost through the cache device's fault, and was reported.
             for place in std::mem::take(&mut self.unreadable) {
                 self.oracle.taint(place);
             }

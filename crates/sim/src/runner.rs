@@ -54,11 +54,11 @@ pub struct RunPlan {
     pub start: u64,
     /// The most seeds.
     pub seeds: u64,
-    /// Time after which no new seed starts.
+    /// Time after which no further seed is started.
     pub time: Option<Duration>,
     /// Threads.
     pub jobs: usize,
-    /// Failed seeds after which no new seed starts.
+    /// Number of failed seeds after which no further seed is started.
     pub max_failures: usize,
     /// Options for each seed.
     pub options: RunOptions,

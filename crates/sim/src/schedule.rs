@@ -1,5 +1,5 @@
 //! The scheduler: one lane runs, one disk operation completes, one client submits, or, if none of
-//! that is possible, time advances.
+//! these is possible, time advances.
 
 use std::time::Duration;
 
@@ -23,12 +23,12 @@ pub(crate) enum StopReason {
 
 /// Virtual time within which every request must end.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Time within which an origin that hung has answered everything: each operation takes at most a
-/// quarter of a second where nothing else is slow.
+/// Virtual time within which an origin that hung has answered everything: each operation takes at
+/// most a quarter of a second where nothing else is slow.
 const ANSWERS_LATE: Duration = Duration::from_secs(1);
-/// Steps without an answer after which the system counts as livelocked.
+/// Number of steps without an answer after which the system counts as livelocked.
 const BUSY: u64 = 3_000_000;
-/// Steps at one moment of virtual time after which the system counts as looping.
+/// Number of steps at one moment of virtual time after which the system counts as looping.
 const CIRCLES: u64 = 200_000;
 
 impl World<'_> {
@@ -46,7 +46,7 @@ impl World<'_> {
                 return Ok(StopReason::Crashed);
             }
             let reached = goal(self)?;
-            // Checking the goal may have ended an action that stops the world.
+            // The check of the goal may have ended an action that stops the world.
             if self.shared.stopped() {
                 return Ok(StopReason::Crashed);
             }
@@ -77,7 +77,8 @@ impl World<'_> {
         }
     }
 
-    /// Does one possible step, in random order of preference. `false` if there is none.
+    /// Takes one possible step, in random order of preference. Returns `false` if no step is
+    /// possible.
     fn act(&mut self, clients: bool) -> Result<bool, Violation> {
         self.counts.steps += 1;
         let first = self.rng.u32(0..8);
@@ -133,7 +134,7 @@ impl World<'_> {
         Ok(false)
     }
 
-    /// Returns the volumes to which clients may submit requests now.
+    /// Returns the volumes to which clients may now submit requests.
     fn taking_requests(&self) -> Vec<u16> {
         let mut running = self.running();
         running.retain(|volume| self.closed != Some(*volume));
@@ -156,7 +157,7 @@ impl World<'_> {
         };
         if now.since(self.last_progress) > PATIENCE && self.is_starved() {
             // In a cache of a few segments, each with a held version of a stopped volume, writes
-            // cannot proceed: the operator gives up waiting.
+            // cannot proceed. The operator stops waiting.
             self.shared.stop();
             return Ok(());
         }
@@ -221,9 +222,9 @@ impl World<'_> {
                             Admin::Delete(..) | Admin::DeleteStopped(_, true) | Admin::Create(..)
                         ) || matches!(action, Admin::Restart(volume) if !self.is_served(volume));
                         if result.is_err() && half_done {
-                            // The resulting state is unknown, and the operator gives up. But a
-                            // volume that a failed cache device still has was deleted, and the
-                            // ledger remembers that.
+                            // The resulting state is unknown, and the operator gives up. If a
+                            // failed cache device still contains the volume, however, it was
+                            // deleted, and the ledger remembers that.
                             let remembered =
                                 self.ledger.is_some() && result.as_ref().is_err_and(is_present);
                             if !remembered {
@@ -253,7 +254,8 @@ impl World<'_> {
         // Unreadable blocks cannot be written back, and a volume that may have lost data is not
         // reported as written back.
         let rots = self.profile.features.has(Feature::Rot);
-        // A block that a deferred write covers is unreadable below until that is written down.
+        // A block that a deferred write covers is unreadable below the RAM tier until that write is
+        // written down.
         let defers = self.profile.features.has(Feature::Deferred);
         let rotten = rots
             && (self.oracle.has_taint(action.volume(), defers)

@@ -1,4 +1,4 @@
-//! Origins with bad sectors: a drain leaves exactly the blocks that have some.
+//! Origins with bad sectors: a drain leaves exactly the blocks that contain bad sectors.
 
 use std::ops::Range;
 
@@ -12,12 +12,12 @@ use crate::system::{Admin, Stuck};
 use crate::violation::Violation;
 use crate::world::World;
 
-/// The most places of a disk that go bad together, and the most sectors of each.
+/// Maximum number of places of a disk that go bad together, and maximum number of sectors of each.
 const PLACES: u64 = 4;
 const SECTORS: u64 = 12;
 
 impl SimDisk {
-    /// Makes sectors go bad: some beside each other, some alone. A few of them can still be read.
+    /// Makes sectors bad: some adjacent, some isolated. A few of them can still be read.
     fn spoil(&self) {
         let state = &mut *self.state.lock();
         let end = state.image.sectors();
@@ -29,21 +29,21 @@ impl SimDisk {
         }
     }
 
-    /// Replaces bad sectors by good ones: all, or each with an even chance.
+    /// Replaces bad sectors by good ones: either all, or each with a probability of one half.
     fn mend(&self, all: bool) {
         let state = &mut *self.state.lock();
         let rng = &mut state.rng;
         state.bad_spots.retain(|_, _| !all && rng.bool());
     }
 
-    /// Returns whether any of these sectors cannot be written, or read.
+    /// Returns whether any of these sectors cannot be written, or, with `reads`, cannot be read.
     fn has_bad_spot(&self, sectors: Range<u64>, reads: bool) -> bool {
         self.state.lock().bad_spots.range(sectors).any(|(_, readable)| !reads || !readable)
     }
 }
 
 impl World<'_> {
-    /// Makes sectors of the origins go bad, or repairs all of them.
+    /// Makes sectors of the origins bad, or repairs all of them.
     pub(crate) fn set_bad_sectors(&mut self, on: bool) {
         if self.profile.features.has(Feature::Sectors) {
             for disk in &self.origins {
@@ -53,8 +53,8 @@ impl World<'_> {
     }
 
     /// Drains the volumes while the only faults are bad sectors: all other data must arrive, and
-    /// exactly the bad sectors must be named. Then some of them are repaired, and the data that
-    /// they held back must arrive. `false`: the world stopped.
+    /// exactly the bad sectors must be named. Some of them are then repaired, and the data that
+    /// they held back must arrive. Returns `false` if the world stopped.
     pub(crate) fn judge_bad_sectors(&mut self) -> Result<bool, Violation> {
         let setup = &self.profile.setup;
         // Deferred data is not below yet.
@@ -77,9 +77,10 @@ impl World<'_> {
         Ok(true)
     }
 
-    /// Repairs the origins of ordered volumes that stay at the flush before a refused block, as
-    /// they should: once the cache is full of later writes, the clients of all ordered volumes wait
-    /// until the operator does this. Returns whether it explains every request that waits.
+    /// Repairs the origins of ordered volumes that remain at the flush before a refused block, as
+    /// they must: once the cache is full of later writes, the clients of all ordered volumes wait
+    /// until the operator repairs the origins. Returns whether this explains every request that
+    /// waits.
     pub(crate) fn mend_for_order(&self) -> bool {
         let Some(instance) = &self.instance else { return false };
         let all = 0..self.origins.len() as u16;
@@ -114,7 +115,7 @@ impl World<'_> {
         for range in &refused {
             let mut start = range.start;
             while start < range.end {
-                // Each block has a bad sector, or shares one logical block with it.
+                // Each of these blocks contains a bad sector, or shares a logical block with one.
                 let end = (start + self.block_left(volume, start)).min(range.end);
                 let around = start / logical * logical..end.next_multiple_of(logical);
                 let sectors = around.start / SECTOR as u64..around.end / SECTOR as u64;

@@ -8,7 +8,7 @@ use forebay_engine::Settings;
 use crate::system::Machine;
 use crate::trace::mix;
 
-/// Chooses the admission settings: everything enters in half of the cases; the others use all
+/// Chooses the admission settings: half of the cases admit everything, and the others use all
 /// combinations of restrictions.
 pub(crate) fn choose_entry(settings: &mut Settings, rng: &mut fastrand::Rng) {
     settings.admission = Admission::Always;
@@ -23,7 +23,7 @@ pub(crate) fn choose_entry(settings: &mut Settings, rng: &mut fastrand::Rng) {
         settings.admission = Admission::Ghost(rng.u8(1..=4));
     }
     if rng.u32(0..3) == 0 {
-        // From nothing to more than a world writes.
+        // The budget ranges from almost nothing to more than a world writes.
         settings.write_budget = 1 << rng.u32(0..40);
     }
     if rng.bool() {
@@ -38,10 +38,11 @@ pub(crate) fn choose_entry(settings: &mut Settings, rng: &mut fastrand::Rng) {
     settings.congested_write_threshold = threshold(rng);
 }
 
-/// Chooses the limits: none in three of four volumes, else some that make few requests wait, or
-/// most.
+/// Chooses the limits: none in three of four volumes, and in the others limits that make few or
+/// most requests wait.
 fn choose_limits(settings: &mut Settings, seed: u64) {
-    // Not the generator of the other settings, which would choose others for each seed.
+    // The generator of the other settings is not used, because that would change their choice for
+    // each seed.
     let mut rng = fastrand::Rng::with_seed(mix(seed, 0x11317));
     if rng.u32(0..4) > 0 {
         return;
@@ -56,7 +57,7 @@ fn choose_limits(settings: &mut Settings, seed: u64) {
 
 /// Chooses shares of the cache for two of three volumes.
 fn choose_shares(settings: &mut Settings, seed: u64) {
-    // A generator of its own, as for the limits.
+    // A separate generator is used, as for the limits.
     let mut rng = fastrand::Rng::with_seed(mix(seed, 0x5a2e));
     if rng.u32(0..3) > 0 {
         settings.share_max = rng.u8(1..=100);
@@ -66,16 +67,16 @@ fn choose_shares(settings: &mut Settings, seed: u64) {
 
 /// Chooses lazy writeback in one of three volumes.
 fn choose_laziness(settings: &mut Settings, seed: u64) {
-    // A generator of its own, as for the limits.
+    // A separate generator is used, as for the limits.
     if fastrand::Rng::with_seed(mix(seed, 0x1a2)).u32(0..3) == 0 {
         settings.writeback = Laziness::Lazy;
     }
 }
 
-/// Chooses in one of four volumes whether distance costs time, against the origin's word or with
-/// it.
+/// Sets in one of four volumes whether the origin is rotational, regardless of what the origin
+/// reports.
 pub(crate) fn choose_rotational(settings: &mut Settings, seed: u64) {
-    // A generator of its own, as for the limits.
+    // A separate generator is used, as for the limits.
     settings.rotational = match fastrand::Rng::with_seed(mix(seed, 0x5ee4)).u32(0..8) {
         0 => Rotational::Yes,
         1 => Rotational::No,
@@ -83,7 +84,7 @@ pub(crate) fn choose_rotational(settings: &mut Settings, seed: u64) {
     };
 }
 
-/// Chooses settings that make background work frequent in some worlds and rare in others.
+/// Chooses settings with which background work is frequent in some worlds and rare in others.
 pub(crate) fn settings(machine: &Machine, volume: u16) -> Settings {
     let setup = &machine.setup;
     let mut rng = fastrand::Rng::with_seed(setup.seed ^ u64::from(volume));
@@ -105,7 +106,7 @@ pub(crate) fn settings(machine: &Machine, volume: u16) -> Settings {
     settings.ordered = setup.ordered.get(usize::from(volume)).copied().unwrap_or_default();
     choose_entry(&mut settings, &mut rng);
     choose_writeback(&mut settings, &mut rng);
-    // The tier has a size of its own; here it only decides the admission of read data.
+    // The tier has a separate size; here the setting only decides the admission of read data.
     if (setup.ram || setup.deferred) && rng.bool() {
         settings.ram = 1 << 20;
     }

@@ -16,7 +16,8 @@ use crate::trace::Trace;
 #[derive(Default)]
 struct Fuse {
     left: Option<u64>,
-    /// Superblock writes to come, and the operations to count from the last of them on.
+    /// Number of superblock writes to come, and the number of operations to count after the last of
+    /// them.
     after_roots: Option<(u64, u64)>,
     blown: bool,
     passed: u64,
@@ -48,7 +49,7 @@ pub struct SimContext {
 }
 
 impl SimContext {
-    /// Makes the shared state for one run of `seed`.
+    /// Creates the shared state for one run of `seed`.
     pub fn new(seed: u64, print: bool) -> Self {
         SimContext { clock: Arc::default(), trace: Trace::new(print), seed, books: Arc::default() }
     }
@@ -70,7 +71,7 @@ impl SimContext {
         self.books.lock().fuse = Fuse { after_roots: Some((roots, operations)), ..Fuse::default() };
     }
 
-    /// Notes that a superblock write begins.
+    /// Records that a superblock write begins.
     pub fn root_begins(&self) {
         let fuse = &mut self.books.lock().fuse;
         match &mut fuse.after_roots {
@@ -118,7 +119,7 @@ impl SimContext {
         self.books.lock().faults.clone()
     }
 
-    /// Notes that the stored data of `place` was damaged on the cache device.
+    /// Records that the stored data of `place` was damaged on the cache device.
     pub fn taint(&self, place: SectorAddress) {
         self.books.lock().tainted.push(place);
     }
@@ -128,7 +129,7 @@ impl SimContext {
         std::mem::take(&mut self.books.lock().tainted)
     }
 
-    /// Notes that the cache device lost the record of `place`, silently.
+    /// Records that the cache device silently lost the record of `place`.
     pub fn lose(&self, place: SectorAddress) {
         self.books.lock().lost.push(place);
     }
@@ -138,28 +139,29 @@ impl SimContext {
         !self.books.lock().lost.is_empty()
     }
 
-    /// Notes that a cache was opened from its log. The concerns of lost records are unchanged.
+    /// Records that a cache was opened from its log, so that all places of lost records are in
+    /// doubt.
     pub fn replayed(&self) {
         let books = &mut *self.books.lock();
         books.doubtful.extend(&books.lost);
     }
 
-    /// Returns the places that a replay without their records concerned since the last call.
+    /// Returns the places that replays since the last call may have left without their records.
     pub fn take_doubtful(&self) -> Vec<SectorAddress> {
         std::mem::take(&mut self.books.lock().doubtful)
     }
 
-    /// Notes that a disk failed a sync and may have lost some versions of these sectors.
+    /// Records that a disk failed a sync and may have lost some versions of these sectors.
     pub fn forgot(&self, disk: u64, sectors: Vec<u64>) {
         self.books.lock().forgotten.push((disk, sectors));
     }
 
-    /// Returns the disks and sectors with lost versions since the last call.
+    /// Returns the disks and sectors that have lost versions since the last call.
     pub fn take_forgotten(&self) -> Vec<(u64, Vec<u64>)> {
         std::mem::take(&mut self.books.lock().forgotten)
     }
 
-    /// Notes that the system did not start a volume that may have lost data.
+    /// Records that the system did not start a volume that may have lost data.
     pub fn tell(&self, told: Told) {
         self.event(
             "told",
@@ -174,7 +176,7 @@ impl SimContext {
         std::mem::take(&mut self.books.lock().told)
     }
 
-    /// Notes that clean blocks of a volume differ from its origin, as its start has found.
+    /// Records that the start of a volume has found clean blocks that differ from its origin.
     pub fn differs(&self, volume: u16) {
         self.event(
             "differs",
@@ -189,12 +191,12 @@ impl SimContext {
         std::mem::take(&mut self.books.lock().differing)
     }
 
-    /// Notes that a disk was used in a way that its contract forbids.
+    /// Records that a disk was used in a way that its contract forbids.
     pub fn complain(&self, what: String) {
         self.books.lock().complaints.push(what);
     }
 
-    /// Returns the first such note.
+    /// Returns the first such complaint.
     pub fn complaint(&self) -> Option<String> {
         self.books.lock().complaints.first().cloned()
     }

@@ -1,8 +1,8 @@
-//! Sector contents that identify the write that they come from.
+//! Sector contents that identify the write from which they come.
 //!
 //! Every write stores distinct bytes in every sector, made from the volume, the sector and the
-//! number of the write. So a read can tell the right data from older data, data of another place,
-//! and data that was never written.
+//! number of the write. A read can therefore distinguish the right data from older data, data of
+//! another place, and data that was never written.
 
 use std::fmt;
 
@@ -96,7 +96,7 @@ pub fn fill_value(sector: &mut [u8], seed: u64, place: SectorAddress, value: Val
     }
 }
 
-/// Returns the write number in a sector's stamp; `None`: it has no stamp.
+/// Returns the write number in a sector's stamp, or `None` if it has no stamp.
 pub fn number(sector: &[u8], seed: u64) -> Option<u32> {
     let words = sector.as_chunks::<8>().0;
     let head = |index: usize| words.get(index).map(|bytes| u64::from_le_bytes(*bytes));

@@ -1,4 +1,4 @@
-//! The system under test, as the world sees it.
+//! The interface through which the world uses the system under test.
 
 use std::future::Future;
 use std::ops::Range;
@@ -28,7 +28,7 @@ pub type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 pub struct Machine {
     /// Clock, trace and notes.
     pub shared: SimContext,
-    /// One or more; the first one does the administration.
+    /// One or more lanes; the first one performs administration.
     pub lanes: Vec<Rc<Lane>>,
     /// The cache device.
     pub cache: Arc<SimDisk>,
@@ -42,21 +42,21 @@ pub struct Machine {
     pub exchanged: Option<u16>,
     /// The daemon's notes outside of the cache.
     pub ledger: Option<Arc<SimLedger>>,
-    /// Whether the state is lost, so that only the cache itself knows its volumes.
+    /// Whether the state is lost, so that only the cache itself contains the list of its volumes.
     pub adopts: bool,
 }
 
 /// The dirty blocks of a volume.
 #[derive(Default)]
 pub struct Stuck {
-    /// Byte ranges of the origin that it refuses, in ascending order.
+    /// Byte ranges that the origin refuses, in ascending order.
     pub refused: Vec<Range<u64>>,
-    /// Byte ranges that the cache device cannot read back.
+    /// Byte ranges that the cache device cannot read.
     pub unreadable: Vec<Range<u64>>,
     /// All dirty blocks, for any reason.
     pub dirty: u64,
-    /// A sync of the origin has failed that may have lost a client's change: until a restart no
-    /// flush succeeds.
+    /// Whether a sync of the origin has failed that may have lost a client's change: until a
+    /// restart no flush succeeds.
     pub unsynced: bool,
 }
 
@@ -67,15 +67,15 @@ pub struct Setup {
     pub block_size: BlockSize,
     /// Bytes in a segment.
     pub segment_size: u64,
-    /// Logical blocks of the cache device and of the origins, in bytes.
+    /// Sizes of the logical blocks of the cache device and of the origins, in bytes.
     pub logical_blocks: Vec<u64>,
     /// Bytes by which the block grid of each volume is shifted.
     pub alignments: Vec<u64>,
-    /// Blocks reserved for volumes that are created later.
+    /// Number of blocks reserved for volumes that are created later.
     pub room_for_blocks: u64,
-    /// Index shards; `None`: chosen by the capacity.
+    /// Number of index shards. `None`: chosen by the capacity.
     pub shards: Option<u32>,
-    /// Whether the index is loaded slowly after a stop in good order.
+    /// Whether the index is loaded slowly after an orderly stop.
     pub loads_slowly: bool,
     /// Whether volumes may have shares of the cache.
     pub shares: bool,
@@ -97,11 +97,11 @@ pub struct Setup {
     pub ignores_flush: bool,
     /// Seed of the system's random decisions.
     pub seed: u64,
-    /// Whether the operator insists where data is at risk: a failing cache device may not have
+    /// Whether the operator insists although data is at risk: a failing cache device may not have
     /// recorded writes to an origin.
     pub insists: bool,
-    /// Whether the log rots: a lost record that looks torn may bring back clean blocks that differ
-    /// from their origin, and the operator goes on in spite of that.
+    /// Whether the log rots: a lost record that looks torn may restore clean blocks that differ
+    /// from their origin, and the operator continues in spite of that.
     pub rots: bool,
 }
 
@@ -114,11 +114,11 @@ pub enum Admin {
     Durability(u16, Durability),
     /// Changes the replacement policy.
     Replacement(ReplacementKind),
-    /// Changes the admission settings of a volume, with this number as the seed.
+    /// Changes the admission settings of a volume, using this number as the seed.
     Entry(u16, u64),
     /// Makes a volume ordered, or not.
     Ordered(u16, bool),
-    /// Changes the writeback settings of a volume, with this number as the seed.
+    /// Changes the writeback settings of a volume, using this number as the seed.
     Writeback(u16, u64),
     /// Writes all dirty blocks of a volume back.
     Drain(u16),
@@ -136,12 +136,12 @@ pub enum Admin {
     Delete(u16, bool),
     /// Deletes a stopped volume; the flag: discard dirty blocks.
     DeleteStopped(u16, bool),
-    /// Creates a volume again on the same origin, with an identity made from this number.
+    /// Creates a volume again on the same origin, with an identity derived from this number.
     Create(u16, u64),
 }
 
 impl Admin {
-    /// Returns the volume that it concerns; the first one if it concerns all.
+    /// Returns the volume that the action concerns, or the first volume if it concerns all.
     pub fn volume(self) -> u16 {
         match self {
             Admin::Mode(volume, _)
@@ -162,12 +162,12 @@ impl Admin {
         }
     }
 
-    /// Returns whether it changes how much a volume's writes survive.
+    /// Returns whether the action changes which failures a volume's writes survive.
     pub fn changes_durability(self, volume: u16) -> bool {
         matches!(self, Admin::Durability(of, _) if of == volume)
     }
 
-    /// Returns the volume whose presence it changes, if any.
+    /// Returns the volume whose presence the action changes, if any.
     pub fn changes_presence(self) -> Option<u16> {
         match self {
             Admin::Stop(volume)
@@ -180,7 +180,7 @@ impl Admin {
     }
 
     /// Returns the volume whose origin need not be at a flush from the start of this action on,
-    /// even if the system has not processed it yet.
+    /// even if the system has not processed the action yet.
     pub fn gives_up_order(self) -> Option<u16> {
         match self {
             Admin::Ordered(volume, false)
@@ -192,7 +192,8 @@ impl Admin {
     }
 }
 
-/// Returns whether an action was refused because of such a state of the volume or its origin.
+/// Returns whether an action was refused because of a state of the volume or its origin for which
+/// `state` returns true.
 pub(crate) fn is_refused(
     result: &Result<(), EngineError>,
     state: impl FnOnce(&Obstacle) -> bool,
@@ -200,7 +201,7 @@ pub(crate) fn is_refused(
     result.as_ref().is_err_and(|error| error.obstacle().is_some_and(state))
 }
 
-/// Returns whether a creation or start was refused because the volume exists, or runs.
+/// Returns whether a creation or start was refused because the volume already exists or runs.
 pub(crate) fn is_present(error: &EngineError) -> bool {
     matches!(
         error.cause,
@@ -213,21 +214,21 @@ pub trait SystemUnderTest {
     /// Prepares the cache device, once.
     fn format(&self, machine: &Machine) -> LocalFuture<Result<(), EngineError>>;
 
-    /// Returns the features that it does not support.
+    /// Returns the features that the system does not support.
     fn lacks(&self) -> Features {
         Features::default()
     }
 
-    /// Opens the cache, recovers, and starts all volumes that should run, on all lanes.
+    /// Opens and recovers the cache, and starts all volumes that should run, on all lanes.
     fn open(&self, machine: &Machine) -> LocalFuture<Result<Rc<dyn Instance>, EngineError>>;
 }
 
 /// An opened system.
 pub trait Instance {
-    /// Returns a volume on one lane, if it runs.
+    /// Returns a volume on one lane, if the volume runs.
     fn target(&self, lane: usize, volume: u16) -> Option<Rc<dyn BlockService>>;
 
-    /// Returns the counted reasons of its volumes since they were started.
+    /// Returns the reasons that the system's volumes have counted since they were started.
     fn why(&self) -> Vec<Why> {
         Vec::new()
     }
@@ -262,7 +263,7 @@ pub trait Instance {
         Stuck::default()
     }
 
-    /// Does an operator's action. A volume to be restarted must have no requests in progress.
+    /// Performs an operator's action. A volume to be restarted must have no requests in progress.
     fn admin(&self, action: Admin) -> LocalFuture<Result<(), EngineError>>;
 
     /// Stops everything; `drain` writes all dirty blocks back first.

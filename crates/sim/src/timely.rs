@@ -14,10 +14,10 @@ use crate::world::World;
 /// The longest hang of an origin, in seconds.
 const LONGEST_HANG: u64 = 300;
 
-/// Time within which everything that needs no hanging origin must end, where nothing else is slow.
+/// Time within which everything must end that needs no hanging origin, where nothing else is slow.
 const PROMPT: Duration = Duration::from_secs(60);
 
-/// Time within which everything must end in any world, once its origin answers.
+/// Time within which everything must end in any world, once the origin answers.
 const PATIENCE: Duration = Duration::from_secs(900);
 
 /// Time for a timed commit: a few operations, each of which takes at most a quarter of a second
@@ -58,7 +58,7 @@ impl World<'_> {
         let now = self.now();
         let patience = if self.profile.features.has(Feature::Hang) { PROMPT } else { PATIENCE };
         // Held versions of an ordered origin cannot be moved, and in a cache of a few segments each
-        // segment soon has one. Other ordered volumes must wait then; other volumes need not.
+        // segment soon contains one. Other ordered volumes must then wait; other volumes need not.
         let holds = self.instance.as_ref().filter(|instance| instance.holds_versions());
         let hangs = self.hung_until.iter().any(|until| *until > now);
         if let Some(instance) = holds.filter(|_| hangs || self.is_starved()) {
@@ -74,7 +74,7 @@ impl World<'_> {
         };
         for (tag, asked, at) in self.oracle.waiting() {
             let volume = asked.volume;
-            // With deferred writes a flush writes them to the log first.
+            // With deferred writes, a flush first writes them to the log.
             let needs_room = matches!(asked.op, Op::Write | Op::WriteZeroes | Op::Discard)
                 || (asked.op == Op::Flush && self.profile.setup.deferred);
             let short_until = self.short_until.get(usize::from(volume)).copied();
@@ -98,7 +98,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Declares everything durable that was acknowledged before the last commit interval.
+    /// Declares all writes durable that were acknowledged before the last commit interval.
     pub(crate) fn judge_loss(&mut self) {
         if !self.profile.features.has(Feature::Hang) {
             return;

@@ -10,7 +10,7 @@ use forebay_core::Nanos;
 use forebay_format::checksum;
 use parking_lot::Mutex;
 
-/// Mixes two words so that every bit of both reaches every bit of the result.
+/// Mixes two words so that every bit of both affects every bit of the result.
 pub fn mix(left: u64, right: u64) -> u64 {
     let mut word = left.rotate_left(23) ^ right.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -34,7 +34,7 @@ struct Inner {
 pub struct Trace(Arc<Mutex<Inner>>);
 
 impl Trace {
-    /// Makes an empty trace; `print` writes every event to standard output immediately.
+    /// Creates an empty trace. With `print`, every event is written to standard output immediately.
     pub fn new(print: bool) -> Self {
         Trace(Arc::new(Mutex::new(Inner { print, ..Inner::default() })))
     }

@@ -1,4 +1,4 @@
-//! Requests as the oracles judge them, and the invariants that they find broken.
+//! Requests as the oracles judge them, and the invariants that the oracles find broken.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::stamp::{SectorAddress, Value};
 pub struct Violation {
     /// Number of the invariant in the contract.
     pub invariant: u32,
-    /// The sector, if it is about data.
+    /// The sector, if the violation concerns data.
     pub place: Option<SectorAddress>,
     /// The admissible values.
     pub expected: Vec<Value>,
@@ -44,7 +44,7 @@ pub struct Asked {
     pub first: u64,
     /// Sectors.
     pub sectors: u64,
-    /// Failures that the effect must survive when it ends; none for a discard.
+    /// Failures that the effect must survive once the request has ended; none for a discard.
     pub survives: Survives,
     /// Number of the write or discard within its volume; 0 for other requests.
     pub id: VersionId,

@@ -34,7 +34,7 @@ pub struct RunOptions {
     pub print: bool,
     /// Whether discarded ranges of origins read as zeroes, like holes in files.
     pub discards_zero: bool,
-    /// The fault profile; `None`: the seed chooses.
+    /// The fault profile. `None`: the seed chooses it.
     pub fault_profile: Option<FaultProfile>,
     /// Features that the world must have.
     pub with: Features,
@@ -62,20 +62,20 @@ pub(crate) type CallResult<T> = Rc<RefCell<Option<T>>>;
 
 /// An operator's action in progress.
 pub(crate) enum AdminState {
-    /// The volume is waiting for its requests to end.
+    /// The action waits for its volume's requests to end.
     Quiescing(Admin, u16),
     /// The action was called.
     Running(Admin, CallResult<Result<(), EngineError>>),
 }
 
 impl AdminState {
-    /// Returns the action and its volume.
+    /// Returns the action and the volume that it concerns.
     pub(crate) fn of(&self) -> (Admin, u16) {
         let (AdminState::Quiescing(action, _) | AdminState::Running(action, _)) = self;
         (*action, action.volume())
     }
 
-    /// Returns the volume whose order is given up.
+    /// Returns the volume whose order the action gives up.
     fn gives_up_order(&self) -> Option<u16> {
         let (AdminState::Quiescing(action, _) | AdminState::Running(action, _)) = self;
         action.gives_up_order()
@@ -97,7 +97,7 @@ pub struct World<'a> {
     inbox: Rc<CompletionQueue>,
     sink: Rc<dyn CompletionSink>,
     owners: BTreeMap<u64, usize>,
-    /// Writes in progress whose volume has been strict all the time: once acknowledged, they
+    /// Writes in progress whose volume has been strict since they began: once acknowledged, they
     /// survive a loss of power.
     pub(crate) strict: BTreeSet<u64>,
     next_tag: u64,
@@ -105,7 +105,7 @@ pub struct World<'a> {
     pub(crate) presence: Vec<Presence>,
     /// Volumes whose last stop failed and may not have synced the origin.
     pub(crate) unsynced: Vec<bool>,
-    /// Index of the volume that currently takes no requests.
+    /// Index of the volume to which no requests are submitted at present.
     pub(crate) closed: Option<u16>,
     pub(crate) admin: Option<AdminState>,
     /// Sectors whose reads failed during the last verification.
@@ -115,7 +115,8 @@ pub struct World<'a> {
     pub(crate) last_progress: Nanos,
     /// When the hang of each origin ends.
     pub(crate) hung_until: Vec<Nanos>,
-    /// When each ordered volume was last short of space because another's origin made no progress.
+    /// The latest time at which each ordered volume was short of space because another volume's
+    /// origin made no progress.
     pub(crate) short_until: Vec<Nanos>,
     /// When the operator's action began.
     pub(crate) admin_since: Nanos,
@@ -123,7 +124,7 @@ pub struct World<'a> {
     pub(crate) ledger: Option<Arc<SimLedger>>,
     /// Volumes with a successful flush or FUA write since the system was opened.
     pub(crate) noted: BTreeSet<u16>,
-    /// Whether the state is lost, so that only the cache itself knows its volumes.
+    /// Whether the state is lost, so that only the cache itself contains the list of its volumes.
     pub(crate) adopts: bool,
     /// Decides when origins grow.
     pub(crate) growth: fastrand::Rng,
@@ -274,7 +275,7 @@ impl<'a> World<'a> {
 
     fn excuses(&self, volume: u16) -> Excuses {
         let faults = self.profile.fault_profile;
-        // A part of a damaged block may be written to RAM, and then not written down.
+        // A part of a damaged block may be written to RAM, but then not be written down.
         let damaged = faults == FaultProfile::Damage || self.profile.features.has(Feature::Rot);
         let kept_in_ram = self.profile.setup.deferred && damaged;
         let errors = [FaultProfile::OriginErrors, FaultProfile::CacheErrors].contains(&faults);
@@ -285,7 +286,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Lets the oracle judge every answer that has arrived. Returns whether there was any.
+    /// Lets the oracle judge every answer that has arrived. Returns whether there were any.
     pub(crate) fn take_answers(&mut self) -> Result<bool, Violation> {
         self.oracle.time = self.now();
         for place in self.shared.take_tainted() {
@@ -509,7 +510,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Switches the faults of all disks on or off; off also repairs existing faults.
+    /// Enables or disables the faults of all disks; disabling also repairs existing faults.
     pub(crate) fn set_faults(&mut self, on: bool) {
         if !on {
             self.give_paths_back();

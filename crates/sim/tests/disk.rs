@@ -38,7 +38,7 @@ fn bench(seed: u64, plan: FaultPlan) -> Bench {
 }
 
 impl Bench {
-    /// Starts an operation and returns how it will have ended.
+    /// Starts an operation, and returns a cell that will contain its result.
     fn start(&self, op: DeviceOp) -> Rc<std::cell::RefCell<Option<bool>>> {
         let ended = Rc::new(std::cell::RefCell::new(None));
         let (queue, result) = (self.queue.clone(), ended.clone());
@@ -148,7 +148,7 @@ fn failures_are_reported_and_lost_writes_are_not() {
     assert_eq!(*ended.borrow(), Some(true));
     assert_eq!(losing.visible(0), 0);
     assert_eq!(losing.shared.take_tainted(), [place]);
-    // Data without a stamp could not be accounted for, so it is never lost.
+    // The loss of data without a stamp could not be recorded, so such data is never lost.
     losing.write(0, 9, 1);
     losing.finish();
     assert_eq!(losing.visible(0), 9);

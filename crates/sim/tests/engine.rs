@@ -1,5 +1,5 @@
-//! The engine itself: some seeds of every kind of trouble, the same steps again, and (in builds
-//! with the feature) the bugs that were planted in it. Long runs are the binary's business.
+//! The engine itself: some seeds of every kind of fault, a repetition of the same steps, and (in
+//! builds with the feature) the bugs planted in it. Long runs are left to the binary.
 
 use forebay_sim::engine::Engine;
 use forebay_sim::features::{Feature, Features};
@@ -73,7 +73,7 @@ fn the_same_seed_takes_the_same_steps() {
     }
 }
 
-/// Without features, so that features added later leave the seed as it is.
+/// Checks a seed without features, so that features added later leave the seed as it is.
 fn keeps_every_promise_of(seed: u64) {
     catch_panics();
     let options = RunOptions { without: Features::all(), ..RunOptions::default() };
@@ -81,36 +81,37 @@ fn keeps_every_promise_of(seed: u64) {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
-/// A restart failed just as everything under way had ended, and the world, which had stopped, took
-/// the orderly stop that could not run any more for one that went well.
+/// A restart failed just when everything in progress had ended. The world had stopped, and took the
+/// orderly stop, which could no longer run, for a successful one.
 #[test]
 fn a_stop_that_the_world_did_not_live_to_see_is_a_crash() {
     keeps_every_promise_of(1387);
 }
 
-/// All room was held for an origin in order, in segments that reclaim had emptied: the marks that
-/// found no room asked for it, reclaim was woken by that, and tried to log the marks.
+/// All space was occupied by versions held for an ordered origin, in segments that reclaim had
+/// emptied: marks that found no space requested it, which woke reclaim, and reclaim tried to log
+/// the marks.
 #[test]
 fn reclaim_does_not_wake_itself() {
     keeps_every_promise_of(558);
 }
 
-/// A sync of the origin had failed for good when its volume was to be ordered. Its dirty blocks
-/// waited for an order that could not begin, until the log had no room for any volume.
+/// A sync of the origin had failed permanently when its volume was to be ordered. Its dirty blocks
+/// waited for an order that could not begin, until the log had no space for any volume.
 #[test]
 fn an_order_that_cannot_begin_keeps_no_room() {
     keeps_every_promise_of(734_515_030);
 }
 
-/// The origin of a volume that was leaving its order was judged once more, because the engine had
-/// not heard of that yet.
+/// The origin of a volume that was giving up its order was judged once more, because the engine had
+/// not processed the action yet.
 #[test]
 fn an_order_that_is_given_up_is_not_judged_again() {
     keeps_every_promise_of(98_765_436_312);
 }
 
-/// One copy of the superblock was rotten, and the next one was written over the other: a crash tore
-/// it, and there was none.
+/// One copy of the superblock had rotted, and the next superblock was written over the other copy:
+/// a crash tore it, and no valid copy was left.
 #[test]
 fn a_rotten_root_is_mended_before_the_other_one_is_written() {
     catch_panics();
@@ -121,8 +122,8 @@ fn a_rotten_root_is_mended_before_the_other_one_is_written() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
-/// A write that had been appended, and read, when its commit failed was done once more round the
-/// cache, and went over a later one.
+/// A write had been appended, and read, when its commit failed. It was repeated around the cache,
+/// and overwrote a later write.
 #[test]
 fn a_write_that_a_failing_cache_has_is_not_done_twice() {
     catch_panics();
@@ -133,7 +134,7 @@ fn a_write_that_a_failing_cache_has_is_not_done_twice() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
-/// A partial write found no memory for its mask and no room in the log of a cache that had failed,
+/// A partial write found no memory for its mask and no space in the log of a cache that had failed,
 /// and read the rest of its block from the origin for ever.
 #[test]
 fn a_write_without_a_mask_does_not_ask_a_failed_cache_for_ever() {
@@ -144,8 +145,8 @@ fn a_write_without_a_mask_does_not_ask_a_failed_cache_for_ever() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
-/// Ordered writeback was switched on while zeroes waited for a hung origin. Those that were in the
-/// log had been read, and were then written once more over later writes.
+/// Ordered writeback was enabled while zeroes waited for a hung origin. Zeroes that were in the log
+/// had already been read, and were then written again over later writes.
 #[test]
 fn zeroes_are_not_written_twice() {
     catch_panics();
@@ -158,8 +159,8 @@ fn zeroes_are_not_written_twice() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
-/// Reclaim moved pinned blocks, and others that were kept beside them, from one segment to the next
-/// for ever, and gained nothing.
+/// Reclaim moved pinned blocks, and other blocks that were kept with them, from one segment to the
+/// next for ever, without gaining space.
 #[test]
 fn reclaim_does_not_move_pinned_blocks_in_a_circle() {
     catch_panics();
@@ -169,8 +170,8 @@ fn reclaim_does_not_move_pinned_blocks_in_a_circle() {
     }
 }
 
-/// All segments were packed with blocks that a share guarded. Most of them could leave after the
-/// next count, but that changed nothing, because some could before.
+/// All segments were full of blocks that a share protected. Most of them could be evicted after the
+/// next count, but that changed nothing, because some could be evicted before.
 #[test]
 fn segments_are_not_packed_for_ever_with_what_a_share_guards() {
     catch_panics();
@@ -178,8 +179,8 @@ fn segments_are_not_packed_for_ever_with_what_a_share_guards() {
     assert!(outcome.violation.is_none(), "{:?}", outcome.violation);
 }
 
-/// An origin that failed a write in a hundred and lost connections never took a group of 300
-/// blocks, because all of them were written again each time.
+/// An origin that failed one write in a hundred and lost connections never accepted a group of 300
+/// blocks, because all of them were rewritten each time.
 #[test]
 fn an_origin_that_fails_some_writes_takes_a_group() {
     catch_panics();

@@ -1,5 +1,5 @@
-//! The simulator accepts a system that is right, finds every bug of one that is wrong, and takes
-//! the same steps again.
+//! The simulator accepts a correct system, finds every bug of an incorrect one, and repeats the
+//! same steps.
 
 use forebay_sim::reference::{ReferenceBug, ReferenceModel};
 use forebay_sim::run::run_seed;

@@ -6,8 +6,8 @@
 //! requests, not their timing.
 //!
 //! - `stamp`: the content of sectors
-//! - - `model`: what the clients know about the sectors
-//! - - `disk`: devices with a volatile write cache, and the notes outside the devices
+//! - `model`: what the clients know about the sectors
+//! - `disk`: devices with a volatile write cache, and the notes outside the devices
 //! - `plan`: the configurations
 //! - `client`: the clients of a lane
 //! - `own_lane`: the lane itself

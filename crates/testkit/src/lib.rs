@@ -1,13 +1,13 @@
 //! Test support: a lane in virtual time, and devices in RAM with scripted faults.
 //!
-//! - - [`world`]: a lane that the test runs
+//! - [`world`]: a lane that the test runs
 //! - [`faults`]: the rules for a faulty device
-//! - - `faulty`: the device that applies the faults
+//! - `faulty`: the device that applies the faults
 //! - [`disk`]: a disk in RAM whose content a test can read and damage
 //! - `seen`: devices with other sectors, or opened for reading only
-//! - - [`temp_dir`]: directories that are removed together with their content
+//! - [`temp_dir`]: directories that are removed together with their content
 //! - [`void`]: a device of any size that stores nothing
-//! - - [`guise`]: devices that report another size or identity, or record which volume uses them
+//! - [`guise`]: devices that report another size or identity, or record which volume uses them
 //!
 //! Failures are reported by panics.
 #![forbid(unsafe_code)]

@@ -61,11 +61,11 @@ fn values_that_were_read_stay() {
     let mut history = history(&[(1, 10, 20), (2, 15, 30)]);
     assert_eq!(history.observe(own(1), 50, 60, 0), Ok(()));
     assert_eq!(readable(&history, 70), [1]);
-    // A read concurrent with the first one is bound by it; one that began before write 1 ended
-    // is not.
+    // A read that ran concurrently with the first one is bound by it; a read that began before
+    // write 1 ended is not.
     assert_eq!(readable(&history, 55), [1]);
     assert_eq!(readable(&history, 18), [0, 1, 2]);
-    // After a crash the other value may come back, as nothing was flushed.
+    // After a crash the other value may reappear, because nothing was flushed.
     assert_eq!(after_crash(&history), [0, 1, 2]);
     history.flushed(70, NEVER);
     assert_eq!(after_crash(&history), [1]);
@@ -76,7 +76,7 @@ fn a_write_under_way_that_was_read_may_not_vanish() {
     let mut history = history(&[(1, 10, 0)]);
     assert_eq!(history.observe(own(1), 50, 60, NEVER), Ok(()));
     assert_eq!(readable(&history, 70), [1]);
-    // It is not acknowledged, so a flush does not cover it.
+    // The write is not acknowledged, so a flush does not cover it.
     history.flushed(70, NEVER);
     assert_eq!(after_crash(&history), [0, 1]);
 }
@@ -181,7 +181,7 @@ fn a_discard_leaves_the_last_value_or_zeroes_and_nothing_older() {
 
 #[test]
 fn a_read_in_flight_may_return_data_lost_since_it_began() {
-    // The read began at 15; a write was made durable, and then the origin failed a sync.
+    // The read begins at 15. A write is made durable, and then the origin fails a sync.
     let mut history = history(&[(1, 20, 30)]);
     history.flushed(40, 15);
     history.reopen(50, 15);
@@ -190,7 +190,7 @@ fn a_read_in_flight_may_return_data_lost_since_it_began() {
         assert_eq!(history.clone().observe(own(value), 55, 60, NEVER).is_ok(), possible);
     }
     assert_eq!(after_crash(&history), [1]);
-    // Without such a read it is lost.
+    // Without such a read, the value is lost.
     history.reopen(60, NEVER);
     assert!(history.observe(own(0), 15, 70, NEVER).is_err());
 }

@@ -1,4 +1,4 @@
-//! Exceptions from the history: damaged data, lost records, and volumes that grow.
+//! Exceptions to the history: damaged data, lost records, and volumes that grow.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::history::SectorHistory;
 use crate::stamp::{SectorAddress, SectorContent, Value};
 
 impl Oracle {
-    /// Notes that the stored data of a place was damaged; its whole block may become unreadable.
+    /// Records that the stored data of a place was damaged; its whole block may become unreadable.
     pub fn taint(&mut self, place: SectorAddress) {
         let now = self.tick();
         let block = self.blocks_of(place.volume, place.sector..place.sector + 1);
@@ -17,8 +17,8 @@ impl Oracle {
         self.excuse_underway();
     }
 
-    /// Excuses the requests in progress that damage may fail: one may have met it already when a
-    /// later write repairs it.
+    /// Excuses failures of the requests in progress that the damage may cause: a request may
+    /// already have met it when a later write repairs it.
     fn excuse_underway(&mut self) {
         let mut underway = std::mem::take(&mut self.underway);
         for request in underway.values_mut() {
@@ -27,8 +27,8 @@ impl Oracle {
         self.underway = underway;
     }
 
-    /// Notes that the log records of a place's block were lost: each sector may have any value that
-    /// it ever had. Values `below` are on the origin, and become visible when a stale copy is
+    /// Records that the log records of a place's block were lost: each sector may have any value
+    /// that it ever had. Values `below` are on the origin, and become visible when a stale copy is
     /// dropped.
     pub fn doubt(&mut self, place: SectorAddress, below: impl Fn(u64) -> Vec<Value>) {
         let now = self.tick();
@@ -41,7 +41,7 @@ impl Oracle {
             values.extend(volume.ends.iter().any(outside).then_some(Value::Zero));
             let history = &mut volume.histories[sector as usize];
             history.doubt(&values, &below(sector), now);
-            // An older version may be in a segment that has been reused.
+            // A segment that has been reused may have contained an older version.
             history.taint(now);
             if !std::mem::replace(&mut volume.is_active[sector as usize], true) {
                 volume.active.push(sector);
@@ -50,8 +50,8 @@ impl Oracle {
         self.excuse_underway();
     }
 
-    /// Returns whether anything on a volume may be unreadable, or, if it `defers` writes, below its
-    /// RAM tier.
+    /// Returns whether any data of a volume may be unreadable, or, if it `defers` writes,
+    /// unreadable below its RAM tier.
     pub fn has_taint(&self, volume: u16, defers: bool) -> bool {
         let of = if defers { SectorHistory::is_tainted_below } else { SectorHistory::is_tainted };
         let volume = self.volumes.get(usize::from(volume));
@@ -65,7 +65,7 @@ impl Oracle {
         history.is_some_and(SectorHistory::is_tainted)
     }
 
-    /// Returns the sectors behind the end of a volume that an older version of its last block may
+    /// Returns the sectors beyond the end of a volume that an older version of its last block may
     /// have overwritten.
     pub fn edge_in_doubt(&self, volume: u16) -> Range<u64> {
         let end = self.sectors(volume);
@@ -96,13 +96,13 @@ impl Oracle {
         }
     }
 
-    /// Judges one durable sector of an origin without the cache, when everything has stopped.
+    /// Judges one durable sector of an origin without the cache, when all volumes have stopped.
     ///
     /// A request that a stop left behind may be answered after the last sync of the origin, and its
-    /// survival was not promised: the value that it replaced may still be there.
+    /// survival was not promised: the value that it replaced may still be found.
     ///
     /// # Errors
-    /// It has none of the values that may be found.
+    /// The sector has none of the values that may be found.
     pub fn judge_alone(
         &self,
         place: SectorAddress,

@@ -4,7 +4,7 @@ use super::*;
 use crate::engine::Engine;
 use crate::world::RunOptions;
 
-/// A world and a page at which a header is possible.
+/// Returns a world and a page that may contain a header.
 fn world_of(seed: u64, engine: &Engine) -> (World<'_>, Geometry, u64) {
     let world = World::new(seed, engine, RunOptions::default());
     let geometry = Geometry::plan(world.profile.cache_size, BlockSize::default(), 512, None);
@@ -46,7 +46,7 @@ fn a_page_that_is_hit_again_is_still_unreadable() {
     }
 }
 
-/// Zeroes over zeroes lose no record: the store must not report a loss.
+/// Zeroes that are overwritten with zeroes lose no record: the store must not report a loss.
 #[test]
 fn a_page_that_is_as_it_was_is_not_damaged() {
     let engine = Engine(None);
@@ -69,8 +69,8 @@ fn a_page_that_is_as_it_was_is_not_damaged() {
     assert!(as_it_was > 0, "no zeroes over zeroes");
 }
 
-/// The write of a record was in flight to a page that was unreadable before. The crash left its
-/// header, which nothing proves: the store keeps the block, and reads of it fail.
+/// The write of a record was in flight to a page that was unreadable before. The crash kept its
+/// header, which no other record proves: the store keeps the block, and reads of it fail.
 #[test]
 fn a_cell_that_never_arrived_on_an_unreadable_page_may_fail() {
     let engine = Engine(None);
@@ -98,8 +98,8 @@ fn a_cell_that_never_arrived_on_an_unreadable_page_may_fail() {
     }
 }
 
-/// A record is proven by a header that was not synced. The next crash may drop that header, and the
-/// lost record then looks torn: the store may report it or not.
+/// A record is proved by a header that was not synced. The next crash may revert that header, and
+/// the lost record then looks torn: the store may or may not report it.
 #[test]
 fn a_proof_that_the_next_crash_may_drop_allows_both() {
     let engine = Engine(None);
@@ -108,7 +108,7 @@ fn a_proof_that_the_next_crash_may_drop_allows_both() {
     {
         let (mut world, geometry, page) = world_of(1, &engine);
         let (volume, block) = (VolumeId(1), OriginBlock(2));
-        // Another page: its damage would be reported separately.
+        // Another page is needed: the damage of this one would be reported separately.
         let slot = Slot((4 * PAGE as u64 / geometry.granule()) as u32);
         let number = RecordNumber(8);
         let cell =
@@ -156,8 +156,8 @@ fn a_proof_that_the_next_crash_may_drop_allows_both() {
     }
 }
 
-/// A crash can drop the beginning of a segment and keep a later record: recovery does not see that
-/// record, so its content proves nothing about earlier ones.
+/// A crash can revert the beginning of a segment and keep a later record: recovery does not see
+/// that record, so its content proves nothing about earlier records.
 #[test]
 fn a_header_behind_a_lost_beginning_proves_nothing() {
     let (_, geometry, first) = world_of(1, &Engine(None));
