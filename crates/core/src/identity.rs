@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// Longest text of one part, in bytes.
 pub const MAX_IDENTITY_TEXT: usize = 255;
-/// The most parts of one identity.
+/// Maximum number of parts of one identity.
 pub const MAX_IDENTITY_PARTS: usize = 16;
 
 /// One kind of part. Each kind has one source, so that a device always reports the same text for

@@ -205,7 +205,7 @@ mod tests {
                 let content = look(&bytes, &[]);
                 assert!(content.blank, "{size} bytes of {value}");
                 assert_eq!(content.describe(), "nothing");
-                // One byte at either edge is enough.
+                // A difference of one byte at either edge suffices.
                 for at in [0, size.wrapping_sub(1)].into_iter().filter(|at| *at < size) {
                     bytes[at] ^= 1;
                     let other = look(&bytes, &[]);

@@ -178,7 +178,7 @@ pub fn is_missing(device: &str) -> bool {
 /// Returns the name of a cache device as it is stored: with an absolute path, or [`NO_CACHE`].
 ///
 /// # Errors
-/// As [`DeviceName::parse`].
+/// See [`DeviceName::parse`].
 pub fn cache_device(field: &str, text: &str) -> Result<String, ApiError> {
     match text {
         NO_CACHE => Ok(NO_CACHE.to_owned()),

@@ -57,7 +57,7 @@ impl Embedded {
     /// Opens the state, and starts the lanes. No volume is served yet.
     ///
     /// # Errors
-    /// As at the start of any daemon.
+    /// The same errors as at the start of any daemon.
     pub fn open(environment: Environment) -> Result<Self, ApiError> {
         let Environment { front_ends, opener, lanes, .. } = environment;
         let state = State::go_on(&environment.state_dir, environment.state_lock)?;

@@ -191,7 +191,7 @@ pub fn failed_start(error: ApiError) -> ApiError {
 /// Checks that a program can use the descriptors of this one, and its options and state.
 ///
 /// # Errors
-/// It cannot, or it is not a program; the reason.
+/// The program cannot take over, or the file is not a program. The message contains the reason.
 pub(crate) fn check(program: &Path) -> Result<(), ApiError> {
     let refused = |reason: String| {
         let message = format!("{} cannot take over: {reason}", program.display());

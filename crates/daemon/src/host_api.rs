@@ -181,7 +181,7 @@ pub(crate) enum Trouble {
     CacheDisplaced,
     /// The origin has become smaller.
     OriginShrunk,
-    /// The origin takes no writes.
+    /// The origin refuses writes.
     OriginReadOnly,
     /// Requests to the origin fail.
     OriginFailed,
@@ -228,7 +228,7 @@ pub(crate) struct Condition {
     pub(crate) written_back_bytes: u64,
     /// Ranges of dirty data that cannot be read any more.
     pub(crate) lost_ranges: u64,
-    /// Their bytes.
+    /// Size of these ranges, in bytes.
     pub(crate) lost_bytes: u64,
     /// Why the volume is degraded, and the latest error of its devices, until it is resolved.
     pub(crate) trouble: Option<(Trouble, String)>,

@@ -19,7 +19,7 @@ const LISTED: u32 = 1;
 /// Version of notes with a bitmap.
 const COMPACT: u32 = 2;
 
-/// The most ranges that are listed.
+/// Maximum number of ranges that are listed.
 const MOST_LISTED: usize = 1 << 14;
 
 #[derive(Serialize, Deserialize)]

@@ -54,7 +54,7 @@ pub(super) struct Pressure {
     system: System,
     /// Total time that tasks had stalled, at each of the last checks since memory was last short.
     stalled: VecDeque<Duration>,
-    /// Looks since memory was last short.
+    /// Number of checks since memory was last short.
     calm: u32,
 }
 

@@ -149,7 +149,7 @@ mod tests {
             vec![request(1000, Op::Read), request(5000, Op::Write), request(2500, Op::Discard)];
         let mut lines = RequestSorter { pending, ..RequestSorter::default() };
         assert_eq!(lines.text(false), "");
-        // Another lane has a request in between.
+        // Another lane records a request between those.
         lines.pending.push(request(1500, Op::Read));
         lines.pending.push(request(9000, Op::Read));
         let expected = "0.000,R,4096000,512\n0.500,R,6144000,512\n1.500,D,10240000,512\n4.000,W,20480000,512\n";

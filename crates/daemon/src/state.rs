@@ -193,7 +193,7 @@ impl State {
     /// Adds a volume, or replaces it.
     ///
     /// # Errors
-    /// As [`State::change`].
+    /// See [`State::change`].
     #[cfg(test)]
     pub(crate) fn put(&self, entry: Remembered) -> Result<(), ApiError> {
         self.change(&Work::default(), |volumes, _| {
@@ -223,7 +223,7 @@ impl State {
     /// Removes a volume. In this process it is removed even if that cannot be written.
     ///
     /// # Errors
-    /// As [`State::change`].
+    /// See [`State::change`].
     pub(crate) fn remove(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
         let removed = self.complete(work, |volumes, _| {
             volumes.retain(|entry| entry.volume.name != *name);
@@ -356,7 +356,7 @@ impl State {
     /// Writes the facts that the host has recorded, if they have changed.
     ///
     /// # Errors
-    /// As [`State::change`].
+    /// See [`State::change`].
     pub(crate) fn keep_known(&self) -> Result<(), ApiError> {
         let written = self.written.lock().clone();
         let news = *self.known.facts() != written || self.is_doubtful();

@@ -144,7 +144,7 @@ pub enum DeviceErrorKind {
     NotSupported,
     /// The device is gone.
     Gone,
-    /// The device takes no writes at the moment: it is write-protected, or open for reading only.
+    /// The device refuses writes at the moment: it is write-protected, or open for reading only.
     ReadOnly,
 }
 

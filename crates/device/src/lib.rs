@@ -33,7 +33,7 @@
 //! - [`spec`]: the syntax of device specifications
 //! - [`ublk`]: the kernel's side of block devices that this process serves
 //! - [`words`]: large memory of atomic words
-//! - `write_protection`: whether a file or block device takes writes
+//! - `write_protection`: whether a file or block device accepts writes
 pub mod api;
 pub mod blkid;
 mod block_ioctl;

@@ -8,7 +8,7 @@ use forebay_host::files::number;
 use forebay_host::sysfs;
 use rustix::fs::{FileType, Mode, OFlags};
 
-/// The most files with loop devices on top that are followed to the device below.
+/// Maximum number of files with loop devices on top that are followed to the device below.
 const MOST_LOOPS: u32 = 8;
 
 /// Returns whether the file or block device open as `fd` has a head that must move; of a file, the

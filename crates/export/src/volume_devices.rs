@@ -160,7 +160,7 @@ impl<D: Driver> VolumeDevices<D> {
     /// Removes the device of a volume that a former daemon has left, if there is one.
     ///
     /// # Errors
-    /// As [`VolumeDevices::cut`].
+    /// See [`VolumeDevices::cut`].
     fn remove_left(&self, volume: &str, force: bool) -> Result<(), ExportError> {
         match self.left(volume) {
             Some((id, _)) => return self.cut(volume, id, force, None),

@@ -33,7 +33,7 @@ pub const CHUNK_HEADER_BYTES: usize = size_of::<OnDiskChunk>();
 pub const SEGMENT_BYTES: usize = 16;
 /// Bytes for one index entry.
 pub const INDEX_ENTRY_BYTES: usize = 16;
-/// The most bits of a payload check that an index entry can keep.
+/// Maximum number of bits of a payload check that an index entry can keep.
 pub const MAX_CHECK_BITS: u8 = 28;
 /// Ranks are below this.
 pub const MAX_RANK: u8 = 16;

@@ -21,7 +21,7 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"FBRC");
 /// Bytes in a record header, entries and padding included.
 pub const HEADER_BYTES: usize = PAGE;
 
-/// The most free segments that an opening names.
+/// Maximum number of free segments that an opening names.
 pub const MAX_FREE: usize = (HEADER_BYTES - FIXED) / 4 - 1;
 
 const FIXED: usize = size_of::<OnDiskHead>();

@@ -24,7 +24,7 @@ pub use table::{
 pub const MAX_NAME: usize = 64;
 /// The longest path or URI of an origin, in bytes.
 pub const MAX_ORIGIN: usize = 1024;
-/// The most settings of one volume.
+/// Maximum number of settings of one volume.
 pub const MAX_SETTINGS: usize = 64;
 
 /// Setting tag: the origin has all versions with a sequence up to the value. A volume with this

@@ -277,7 +277,7 @@ impl ExportedFile {
         if !self.outlives || users.is_empty() || self.is_lost() {
             return false;
         }
-        // The service may be stopped for good.
+        // The service may be stopped permanently.
         sync(&users);
         board.post_to_all(|| Post::Leave(self.volume.clone()));
         if self.ended.lock().recv_timeout(LETTING_GO) == Err(RecvTimeoutError::Timeout) {

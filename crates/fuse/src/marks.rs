@@ -64,7 +64,7 @@ impl Marks {
         self.names.dir()
     }
 
-    /// Notes that a device for a volume is about to be made, with the root of this file system as
+    /// Records that a device for a volume is about to be made, with the root of this file system as
     /// its file.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Marks {
         self.write(volume, MAKING, file_system)
     }
 
-    /// Notes that the device was made.
+    /// Records that the device was made.
     pub(crate) fn made(&self, volume: &str, mark: Mark) {
         let noted = match mark.sequence {
             Some(sequence) => {

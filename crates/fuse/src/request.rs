@@ -96,7 +96,7 @@ pub struct Message {
 /// Why bytes are not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Not even a header: no reply is possible.
+    /// The message has no complete header, so no reply is possible.
     #[error("a message of {0} bytes has no header")]
     NoHeader(usize),
     /// The length in the header differs from that of the message.

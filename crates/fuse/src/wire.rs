@@ -199,7 +199,7 @@ pub struct Attr {
     pub blocks: u64,
     /// Times, in seconds: access, change of the content, change of the attributes.
     pub times: [u64; 3],
-    /// Their fractions, in nanoseconds.
+    /// Fractions of these times, in nanoseconds.
     pub fractions: [u32; 3],
     /// Type and permissions.
     pub mode: u32,

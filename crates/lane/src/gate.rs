@@ -99,7 +99,8 @@ impl Drop for GateGuard<'_> {
 /// end.
 ///
 /// # Panics
-/// One of them panicked. Without an error the caller would take the work for complete.
+/// One of the futures panicked. If this call did not panic as well, the caller would consider the
+/// work complete.
 pub async fn concurrently<F>(lane: &Rc<Lane>, limit: usize, work: impl Iterator<Item = F> + 'static)
 where
     F: Future<Output = ()> + 'static,

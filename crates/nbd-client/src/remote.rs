@@ -127,7 +127,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Notes that the export has other content, and returns the reason.
+    /// Records that the export has other content, and returns the reason.
     pub(crate) fn is_another(&self) -> Arc<str> {
         let cause = "the server came back with other content: pages that this volume has not written to have changed; stop the volume, and start it again if the export is the right one";
         self.gone.get_or_init(|| cause.into()).clone()

@@ -23,7 +23,7 @@ pub(crate) struct Word {
 }
 
 impl Word {
-    /// Notes that a device exists.
+    /// Records that a device exists.
     pub(crate) fn serve(&self) {
         self.served.store(true, Ordering::Relaxed);
         self.changed.notify_all();

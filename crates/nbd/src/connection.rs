@@ -41,7 +41,7 @@ pub(crate) enum IntakePhase {
 
 /// The decision about a command.
 pub(crate) enum Admission {
-    /// It may be executed.
+    /// The command may be executed.
     Granted,
     /// The command is refused: it needs more memory than the client can ever get, so it and all
     /// commands behind it would wait for ever.

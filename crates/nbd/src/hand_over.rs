@@ -22,7 +22,7 @@ pub(crate) const LISTENER: &str = "listener";
 const CLIENT: &str = "client";
 /// Prefix of the word that marks a client as a block device; the number of the device follows.
 const DEVICE: &str = "device=";
-/// Word of a device with a volatile write cache.
+/// Word that marks a device with a volatile write cache.
 const FLUSHES: &str = "flushes";
 /// Label of the names of the exports that were served.
 const EXPORTS: &str = "exports";

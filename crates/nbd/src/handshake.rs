@@ -135,7 +135,7 @@ impl Handshake {
         }
     }
 
-    /// Notes that the connection is encrypted from here on.
+    /// Records that the connection is encrypted from here on.
     pub fn secured(&mut self) {
         self.security = Security::Encrypted;
     }

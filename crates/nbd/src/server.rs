@@ -54,7 +54,7 @@ fn connection_bytes(socket_buffer: usize, tls: bool) -> u64 {
     handshake_bytes(socket_buffer, tls) + 2 * outbox::SMALL as u64
 }
 
-/// One client, from its acceptance to its end.
+/// A client, from its acceptance to the end of its connection.
 struct Client {
     socket: Rc<Socket>,
     phase: RefCell<ClientPhase>,

@@ -94,7 +94,7 @@ struct State {
     stamp: Stamp,
     refused: Option<Stamp>,
     looked_at: Option<Nanos>,
-    /// A thread looks at the files.
+    /// Whether a thread is examining the files.
     looks: bool,
 }
 

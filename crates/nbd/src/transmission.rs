@@ -121,7 +121,7 @@ pub enum Event<'a> {
     Command {
         /// The request.
         command: Command,
-        /// Its data.
+        /// The data of the command.
         payload: &'a [u8],
     },
     /// A write whose data are larger than the window and incomplete. The caller receives the

@@ -13,7 +13,7 @@
 //! The curve is that of an LRU cache that is empty at first and admits every miss; every block of a
 //! request is one access, reads and writes alike. With a sample of all blocks it is exact.
 //!
-//! [`Estimator`] looks at every access; [`Live`], for the data path, only at those of the sample.
+//! [`Estimator`] examines every access; [`Live`], for the data path, only those of the sample.
 //!
 //! - `sample`: chooses the sampled blocks
 //! - `sampled`: state of the sampled blocks; `stack`: distances; `histogram`: counts by distance

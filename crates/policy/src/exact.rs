@@ -113,7 +113,7 @@ pub trait BlockPolicy: Send {
     /// Returns the number of resident blocks; never more than the capacity.
     fn resident(&self) -> u32;
 
-    /// Notes that a resident block was read or written.
+    /// Records that a resident block was read or written.
     fn hit(&mut self, node: Node);
 
     /// Returns whether a missed block may enter. Called once per miss, right before
@@ -127,8 +127,8 @@ pub trait BlockPolicy: Send {
     /// one, and none while fewer blocks than the capacity are resident.
     fn insert(&mut self, node: Node, key: Key) -> Option<Node>;
 
-    /// Notes that a resident block was overwritten, which in a log moves it to the end. The default
-    /// counts a use.
+    /// Records that a resident block was overwritten, which in a log moves it to the end. The
+    /// default counts a use.
     fn overwritten(&mut self, node: Node) {
         self.hit(node);
     }

@@ -187,9 +187,9 @@ impl SweepPlanner {
 /// Limits for merging blocks into one origin write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Merge {
-    /// The most blocks in a write, including clean ones between; at least 1.
+    /// Maximum number of blocks in a write, including clean ones between; at least 1.
     pub blocks: u64,
-    /// The most clean blocks between two dirty ones that a write may include.
+    /// Maximum number of clean blocks between two dirty ones that a write may include.
     pub gap: u64,
 }
 

@@ -217,7 +217,7 @@ impl Shard {
         Some(if self.counts.hits.is_multiple_of(TOLD_EVERY) { Hit::Tell } else { Hit::Quiet })
     }
 
-    /// Notes that a read of the lower tier begins.
+    /// Records that a read of the lower tier begins.
     pub(crate) fn begin_fill(&mut self, block: RamBlockNumber) -> Token {
         self.guards.begin_read(block)
     }

@@ -67,7 +67,7 @@ impl Tier {
     /// may be changed to that size later.
     ///
     /// # Errors
-    /// As for [`Tier::new`].
+    /// See [`Tier::new`].
     pub fn with_room(options: TierOptions, room: u64, clock: Arc<dyn Clock>) -> io::Result<Self> {
         let shards = TierOptions { bytes: room, ..options }.shards();
         let frames = frames_of(&options, shards);
@@ -323,7 +323,7 @@ impl Tier {
         Some(hit)
     }
 
-    /// Notes that a read of the lower tier begins, for each block of its range.
+    /// Records that a read of the lower tier begins, for each block of its range.
     pub(crate) fn begin_fill(
         &self,
         offset: u64,

@@ -224,7 +224,7 @@ fn known_world(bug: &str) -> Option<WorldId> {
     }
 }
 
-/// Looks for each planted bug.
+/// Searches for each planted bug.
 fn hunt(args: &Args) -> ExitCode {
     // Enumerated scripts reach cases that random scripts rarely reach.
     let alternate = |number: u64| {

@@ -50,7 +50,7 @@ pub enum Feature {
     Remote,
     /// Volumes have least and largest shares of the cache.
     Shares,
-    /// Origins take no writes for a while.
+    /// Origins refuse writes for a while.
     Protected,
     /// Origins have bad sectors, some of them adjacent, until the disk is repaired.
     Sectors,

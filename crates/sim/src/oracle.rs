@@ -53,7 +53,7 @@ impl OracleVolume {
 pub struct Excuses {
     /// Whether disks failed operations, so that requests may fail.
     pub disk_errors: bool,
-    /// Whether the origin may take no writes.
+    /// Whether the origin may refuse writes.
     pub protected: bool,
     /// Whether the volume is being stopped, so that requests may be refused.
     pub stopping: bool,

@@ -21,7 +21,7 @@ use crate::world::World;
 /// The expected state of a volume when the system is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// Not created yet, or perhaps created already.
+    /// Either not created yet or created already.
     New,
     /// Present and started.
     Running,

@@ -7,8 +7,8 @@
 //! - *A new server.* The server may have been restarted, and have lost some changes that were not
 //!   synced. The client cannot tell. If there was anything to lose, the next sync therefore fails,
 //!   as do those in flight. A client that is reopened does not know of earlier connections.
-//! - *A timeout.* An operation fails. A change may still be executed later: before later operations
-//!   on the same sectors, and before a later sync ends, which then makes it durable.
+//! - *A timeout.* An operation fails. A change may still be executed later, and is then durable. It
+//!   is executed before later operations on the same sectors, and before a later sync ends.
 
 use std::ops::Range;
 use std::sync::Arc;

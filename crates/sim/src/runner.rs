@@ -52,7 +52,7 @@ pub fn run_caught(seed: u64, system: &dyn SystemUnderTest, options: RunOptions) 
 pub struct RunPlan {
     /// The first seed.
     pub start: u64,
-    /// The most seeds.
+    /// Maximum number of seeds.
     pub seeds: u64,
     /// Time after which no further seed is started.
     pub time: Option<Duration>,

@@ -62,7 +62,7 @@ impl World<'_> {
             return Ok(true);
         }
         for disk in &self.origins {
-            // This mends all faults but the bad sectors.
+            // This repairs all faults except the bad sectors.
             let plan = FaultPlan { discards_zero: self.discards_zero, ..FaultPlan::default() };
             disk.set_plan(plan, true);
         }

@@ -128,7 +128,7 @@ pub struct World<'a> {
     pub(crate) adopts: bool,
     /// Decides when origins grow.
     pub(crate) growth: fastrand::Rng,
-    /// Decides when origins take no writes.
+    /// Decides when origins refuse writes.
     pub(crate) protecting: fastrand::Rng,
     /// Decides which devices lose their paths, and when.
     pub(crate) displacements: Displacements,

@@ -167,7 +167,7 @@ impl StoreLane {
     /// is closed. Each lane begins at a different shard.
     ///
     /// # Errors
-    /// As for [`StoreLane::load`].
+    /// See [`StoreLane::load`].
     pub async fn load_rest(self: &Rc<Self>, on_load: OnLoad<'_>) -> Result<(), StoreError> {
         let loading = &self.store().loading;
         let all = loading.shards.len();

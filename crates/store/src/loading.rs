@@ -136,7 +136,7 @@ impl Loading {
         }
     }
 
-    /// Notes that the whole index is loaded.
+    /// Records that the whole index is loaded.
     pub(crate) fn completed(&self) {
         if let Some(source) = &self.source {
             source.changes.lock().take();

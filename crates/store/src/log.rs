@@ -215,7 +215,7 @@ impl Log {
         self.numbers.lock().last_plain > self.durable_through().0
     }
 
-    /// Notes that a record is on the device, though not necessarily durable.
+    /// Records that a record is on the device, though not necessarily durable.
     pub(crate) fn wrote(&self, number: RecordNumber) {
         self.numbers.lock().in_flight.remove(&number.0);
         self.written.notify_all();

@@ -111,7 +111,7 @@ impl Store {
         self.ordered.queue(id)?.front()
     }
 
-    /// Notes that the origin durably has the group in front, which reaches `through`, except for
+    /// Records that the origin durably has the group in front, which reaches `through`, except for
     /// the `unreadable` blocks: they stay dirty.
     pub fn group_written(
         &self,

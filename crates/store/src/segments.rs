@@ -275,7 +275,7 @@ impl Segments {
         Some((segment, generation))
     }
 
-    /// Notes that a record was closed in an open segment, with the granules that it takes.
+    /// Records that a record was closed in an open segment, with the granules that it takes.
     pub fn record_closed(&self, segment: SegmentId, number: RecordNumber, granules: Range<u32>) {
         let mut state = self.state.lock();
         let life = &mut state.lives[segment.0 as usize];
@@ -300,7 +300,7 @@ impl Segments {
         taken
     }
 
-    /// Notes that records have become durable.
+    /// Records that records have become durable.
     pub(crate) fn set_durable(&self, records: &[Undurable]) {
         let state = self.state.lock();
         for record in records {
@@ -378,7 +378,7 @@ impl Segments {
         self.with_held.load(Ordering::Relaxed)
     }
 
-    /// Notes that the replacement policy has passed a segment on probation.
+    /// Records that the replacement policy has passed a segment on probation.
     pub fn end_probation(&self, segment: SegmentId) {
         self.state.lock().lives[segment.0 as usize].on_probation = false;
     }
@@ -465,7 +465,7 @@ impl Segments {
         (freed, need_checkpoint)
     }
 
-    /// Notes that a checkpoint with every record up to `base` is durable.
+    /// Records that a checkpoint with every record up to `base` is durable.
     pub fn checkpoint_durable(&self, base: RecordNumber) {
         self.checkpoint_base.fetch_max(base.0, Ordering::SeqCst);
     }
@@ -505,7 +505,7 @@ impl Segments {
         self.live.sub(segment.0 as usize, one.packed(), Ordering::SeqCst);
     }
 
-    /// Notes that the rank of a live entry of the segment has changed.
+    /// Records that the rank of a live entry of the segment has changed.
     #[inline]
     pub fn ranked(&self, segment: SegmentId, before: u8, after: u8) {
         let index = segment.0 as usize;
@@ -516,7 +516,7 @@ impl Segments {
         }
     }
 
-    /// Notes that a live entry of the segment became clean.
+    /// Records that a live entry of the segment became clean.
     pub fn turned_clean(&self, segment: SegmentId) {
         self.live.sub(segment.0 as usize, Live::DIRTY, Ordering::Relaxed);
     }

@@ -354,7 +354,7 @@ impl Store {
         false
     }
 
-    /// Notes that a version is durable on the origin, unless `stays`, which is called under the
+    /// Records that a version is durable on the origin, unless `stays`, which is called under the
     /// lock of the block's shard. Returns whether it was still the newest, and dirty. The mark is
     /// logged with the next commit.
     pub fn written_back(

@@ -38,7 +38,7 @@ pub(crate) enum WaitKey {
     Crash,
 }
 
-/// Why a thread goes on.
+/// The reason why a thread continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Woken {
     Notified,
@@ -485,7 +485,7 @@ impl Here {
             unwind::crash();
         }
         thread.standing = match standing {
-            // Their holders unwind as well, so this has an end.
+            // The holders unwind as well, so this wait ends.
             Standing::Waits { key: WaitKey::Lock(_) | WaitKey::End(_), .. } => standing,
             Standing::Waits { deadline, .. } if ends => {
                 thread.skipped += deadline.unwrap_or(now).since(now);

@@ -310,7 +310,7 @@ fn a_crash_ends_threads_wherever_they_wait() {
             }
             Simulation::current().expect("simulated").crash();
             assert_eq!(counted.load(Ordering::SeqCst), count);
-            // The lock is free, and life goes on.
+            // The lock is free, and the caller can start further threads.
             drop(shared.0.lock());
             spawn("next", || sleep(SECOND)).expect("thread").join().expect("no panic");
         });

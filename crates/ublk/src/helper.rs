@@ -110,7 +110,7 @@ impl Task {
     /// Executes the step in a helper process.
     ///
     /// # Errors
-    /// As [`Task::execute`].
+    /// See [`Task::execute`].
     pub(crate) fn run(&self) -> io::Result<()> {
         helper::run(&self.arguments(), PATIENCE + MORE).map(drop)
     }

@@ -212,7 +212,7 @@ impl ServedQueue {
         self.held.set(self.held.get() + held);
         let (data, rest) = match request.data() {
             0 => (None, buf),
-            // Not longer than the buffer: `convert` has checked it.
+            // `convert` has checked that the length does not exceed the buffer.
             len => {
                 let rest = buf.split_off(len.min(buf.len()));
                 (Some(buf), rest)

@@ -18,7 +18,7 @@ pub struct Head(pub u16);
 pub struct Segment {
     /// The first byte.
     pub at: GuestAddress,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 

@@ -10,7 +10,7 @@ use rustix::net::{Shutdown, shutdown};
 
 /// One client, from its connection to its end.
 pub(crate) struct Session {
-    /// The volume that it uses.
+    /// The volume that the client uses.
     pub(crate) volume: String,
     socket: Arc<OwnedFd>,
     /// Whether the guest relies on flushes for durability.

@@ -117,7 +117,7 @@ impl EngineHost {
     /// writes are deferred as before.
     ///
     /// # Errors
-    /// As for [`EngineHost::write_down`].
+    /// See [`EngineHost::write_down`].
     pub(super) fn end_deferring(&self, name: &VolumeName, work: &Work) -> Result<(), ApiError> {
         let Some(ram) = self.served.ram.get(name) else { return Ok(()) };
         let tier = ram.tier();

@@ -11,11 +11,11 @@ use forebay_threads::Mutex;
 /// The last check of the path of one device.
 pub(super) struct PathCheck {
     found: Mutex<Option<Displaced>>,
-    /// A thread looks, and may hang.
+    /// Whether a thread is checking the path, which may hang.
     is_looking: AtomicBool,
 }
 
-/// The last looks at the paths of a volume's devices.
+/// The latest checks of the paths of a volume's devices.
 pub(super) struct Paths {
     cache: PathCheck,
     origin: PathCheck,
@@ -52,7 +52,7 @@ impl PathCheck {
         self.found.lock().clone()
     }
 
-    /// Looks, and returns the result. May hang.
+    /// Checks the path, and returns the result. May hang.
     pub(super) fn look(&self, device: &dyn Device) -> Option<Displaced> {
         let found = device.displaced();
         self.found.lock().clone_from(&found);

@@ -138,7 +138,7 @@ impl Drop for Wait<'_> {
 /// All volumes that are served or being started.
 pub(super) struct Served {
     all: Mutex<BTreeMap<VolumeName, VolumeEntry>>,
-    /// Their RAM tiers.
+    /// The RAM tiers of the volumes.
     pub(super) ram: Arc<RamTiers>,
     shown: Arc<Shown>,
 }

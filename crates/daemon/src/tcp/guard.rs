@@ -33,7 +33,7 @@ pub(crate) fn check(option: &str, headers: &HeaderMap, bound: SocketAddr) -> Res
 /// uses.
 ///
 /// # Errors
-/// As [`check`].
+/// See [`check`].
 pub(crate) fn check_site(headers: &HeaderMap) -> Result<(), ApiError> {
     match single(headers, SEC_FETCH_SITE)? {
         None | Some("same-origin" | "none") => Ok(()),

@@ -11,7 +11,7 @@ use tokio::task::AbortHandle;
 pub(super) enum ConnectionPhase {
     /// The end of its request.
     Idle,
-    /// Its client, which has an answer to read.
+    /// The client, which has an answer to read.
     Answered,
     /// The daemon; streams count as this.
     Busy,

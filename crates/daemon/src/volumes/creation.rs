@@ -137,7 +137,7 @@ impl Volumes {
         }
         match self.host.delete(volume, true, &Arc::default()) {
             Ok(Remains::None) => self.forget_deleted(uuid, work),
-            // It is removed from its cache device when that is opened next.
+            // The volume is removed from its cache device when that is next opened.
             Ok(Remains::OnCacheDevice) => {}
             Err(error) => {
                 tracing::error!(volume = %name, "cannot delete the unfinished volume: {error}");

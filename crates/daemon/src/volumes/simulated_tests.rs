@@ -24,7 +24,7 @@ use Command::{Create, Delete, Discard, Drop as DropClean, Flush, Set, Start, Sto
 
 const COMMANDS: [Command; 8] = [Create, Start, Stop, Set, Flush, DropClean, Delete, Discard];
 
-/// One of the volumes, on the same cache device.
+/// A volume. All volumes are on the same cache device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Volume {
     name: &'static str,

@@ -15,7 +15,7 @@ use crate::host_api::Condition;
 use crate::log;
 use crate::signals::StopRequest;
 
-/// The time between two looks at a volume.
+/// Time between two checks of a volume.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The time over which a rate is averaged.
@@ -49,7 +49,7 @@ impl VolumeObservation {
         VolumeObservation { at, condition, rate: 0.0, noticed: Noticed::default() }
     }
 
-    /// Looks again; returns the changes.
+    /// Updates the observation. Returns the changes to report.
     fn look(&mut self, at: Instant, condition: Condition) -> Vec<Notice> {
         let seconds = at.saturating_duration_since(self.at).as_secs_f64();
         let written = condition.written_back_bytes.checked_sub(self.condition.written_back_bytes);

@@ -28,7 +28,7 @@ use forebay_admin::activity::Looks;
 /// Interval at which browsers get updates.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Looks between two samples of the history.
+/// Number of checks between two samples of the history.
 const LOOKS_PER_SAMPLE: u64 = 10;
 
 /// Samples between two writes of the history.

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::buffer::IoBuf;
 
-/// The most bytes that a drain combines into one write.
+/// Maximum number of bytes that a drain combines into one write.
 const RUN: usize = 1 << 20;
 
 /// The content of a logical block, and the number of the write that it comes from.

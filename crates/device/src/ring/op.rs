@@ -17,7 +17,8 @@ use crate::data::IoData;
 use crate::fuse::FuseEntry;
 use crate::ublk::QueueCommand;
 
-/// The most bytes in one request to the kernel; longer operations continue with further requests.
+/// Maximum number of bytes in one request to the kernel; longer operations continue with further
+/// requests.
 const CHUNK: usize = 1 << 30;
 
 /// The offset of files without positions.

@@ -37,7 +37,7 @@ use crate::stats::bump;
 /// Blocks to schedule before yielding to other tasks.
 const BLOCKS_AT_ONCE: usize = 4096;
 
-/// The most versions that the origin may have before the horizon is updated.
+/// Maximum number of versions that the origin may have before the horizon is updated.
 const MOST_UNSETTLED: u64 = 4096;
 
 /// The longest time that the horizon lags behind the origin.

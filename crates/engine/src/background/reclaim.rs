@@ -305,7 +305,8 @@ impl EngineLane {
             }
             let mut blocks = self.live_blocks(victim.id).await;
             if ends_probation && round == 0 {
-                // Its blocks leave the order of the log now, so their time in the small queue ends.
+                // The segment's blocks leave the order of the log now, so their time in the small
+                // queue ends.
                 self.end_probation_of(victim.id, &mut blocks, replacement.rule());
             }
             if self.empty(blocks, &replacement, waits).await == Emptied::Packed {

@@ -37,8 +37,8 @@ const PART: u64 = 128;
 /// blocks.
 const LEAST: u64 = 1024;
 
-/// The most rounds of the hand for one volume. A block that was used often loses its rank in four
-/// of them.
+/// Maximum number of rounds of the hand for one volume. A block that was used often loses its rank
+/// in four of them.
 const ROUNDS: u32 = 6;
 
 /// Number of evicted blocks whose marks may wait in RAM for their record.

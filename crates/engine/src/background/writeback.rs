@@ -51,7 +51,7 @@ struct Writeback {
     flow: Rc<Flow>,
     sweep_started: Nanos,
     sweep_failed: bool,
-    /// Whether a write of the sweep under way failed.
+    /// Whether a write of the sweep in progress failed.
     failed_in_sweep: bool,
     retry: Duration,
     /// The time of the next attempt to put the volume in order, and the pause after another

@@ -18,7 +18,7 @@ use crate::lane::engine::EngineLane;
 
 /// Bytes of the origin per read, whose blocks are then compared.
 const REGION: u64 = 64 << 10;
-/// The most blocks that are compared in a region.
+/// Maximum number of blocks that are compared in a region.
 const BLOCKS: usize = 16;
 /// Segments of the log that are searched, the newest first.
 const SEGMENTS: usize = 24;

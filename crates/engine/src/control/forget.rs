@@ -73,7 +73,7 @@ impl EngineLane {
     /// the whole index.
     ///
     /// # Errors
-    /// As for [`EngineLane::forget_clean`].
+    /// See [`EngineLane::forget_clean`].
     pub async fn forget_clean_of(
         self: &Rc<Self>,
         name: &str,

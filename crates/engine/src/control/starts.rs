@@ -12,11 +12,11 @@ use forebay_format::Digest;
 /// Bytes that are read at each start. They include the superblocks of ext4, XFS and Btrfs, the
 /// labels of LVM, both headers of LUKS2, the uberblocks of ZFS, and a GPT.
 const HEAD: u64 = 256 << 10;
-/// The most starts.
+/// Maximum number of starts.
 const MOST: usize = 64;
 /// Maximum depth of nesting.
 const DEPTH: u32 = 5;
-/// The most bytes of LVM's metadata.
+/// Maximum number of bytes of LVM's metadata.
 const METADATA: u64 = 128 << 10;
 /// Alignment that every device can read.
 const ALIGN: u64 = 4096;

@@ -17,11 +17,11 @@ use crate::state::ledger::{self, Note, joined};
 use crate::state::volume::Volume;
 use crate::state::volume::VolumeState;
 
-/// The most ranges in the note of a volume that stops.
+/// Maximum number of ranges in the note of a volume that stops.
 const MOST_RANGES: usize = 1 << 14;
 
-/// The most dirty blocks for which ranges are determined then: a longer list would take longer than
-/// the rest of the stop.
+/// Maximum number of dirty blocks for which ranges are determined at a stop: with more, that would
+/// take longer than the rest of the stop.
 const MOST_BLOCKS: u64 = 1 << 20;
 
 /// Blocks that are looked up before other tasks of the lane run.

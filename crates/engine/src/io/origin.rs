@@ -215,7 +215,7 @@ impl OriginIo<'_> {
     /// Waits for a sync of the origin that begins after this call.
     ///
     /// # Errors
-    /// That sync failed, or another one that ended meanwhile.
+    /// This sync, or another one that ended meanwhile, has failed.
     pub(crate) async fn sync_device(self, cause: WakeReason) -> Result<(), WritebackError> {
         let volume = &self.0.volume;
         let (failures, begun) = (volume.syncs.failures(), volume.syncs.begun());

@@ -4,7 +4,7 @@
 //! - [`run`]: carries out one write
 //! - [`split`]: splits a write that fails
 //! - [`read_turns`]: limits how many writes read from the cache device at a time
-//! - [`flow`]: writes under way, and the syncs that make them durable
+//! - [`flow`]: writes in progress, and the syncs that make them durable
 
 pub(crate) mod flow;
 mod read_turns;

@@ -23,8 +23,8 @@ use crate::stats::bump;
 /// Blocks up to this size, in bytes, are filled whole; of larger blocks, parts of this size.
 const FILL_BYTES: u64 = 64 << 10;
 
-/// The most bytes in flight that one volume on one lane reads from the origin beyond requests.
-/// Above that, misses fill only the requested blocks.
+/// Maximum number of bytes in flight that one volume on one lane reads from the origin beyond
+/// requests. Above that, misses fill only the requested blocks.
 const MOST_PROMOTED: u64 = 16 << 20;
 
 /// Limits of the search for the failing part of an origin read: how often, in how many parts, and

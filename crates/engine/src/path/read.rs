@@ -24,10 +24,10 @@ use crate::state::volume::layout::BlockPiece;
 use crate::state::volume::layout::bytes_of;
 use crate::stats::bump;
 
-/// The most attempts of a read that starts again because a cached copy was bad.
+/// Maximum number of attempts of a read that starts again because a cached copy was bad.
 const ATTEMPTS: usize = 16;
 
-/// The most blocks in a row that a prefetch fails to read before it gives up.
+/// Maximum number of blocks in a row that a prefetch fails to read before it gives up.
 const MOST_IN_VAIN: u32 = 8;
 
 fn covers(found: &Found, sectors: &Range<u32>) -> bool {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use forebay_core::Nanos;
 use parking_lot::Mutex;
 
-/// The most places that are remembered.
+/// Maximum number of places that are remembered.
 const MOST: usize = 64;
 
 /// Time for which a place is remembered.
@@ -36,7 +36,7 @@ pub(crate) struct BadReads {
 }
 
 impl BadReads {
-    /// Notes that a read of this span failed.
+    /// Records that a read of this span failed.
     pub(crate) fn note(&self, why: Widened, span: Range<u64>, now: Nanos) {
         let mut places = self.places.lock();
         if places.len() >= MOST {

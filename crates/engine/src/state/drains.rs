@@ -10,7 +10,7 @@ pub(crate) struct Drains {
 }
 
 impl Drains {
-    /// Returns whether any is under way.
+    /// Returns whether any drain is in progress.
     pub(crate) fn any(&self) -> bool {
         self.under_way.load(Ordering::SeqCst) > 0
     }

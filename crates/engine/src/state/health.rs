@@ -1,8 +1,8 @@
 //! Whether a device answers, across all lanes.
 //!
-//! A device counts as hung while a request has been under way for [`HUNG_AFTER`]. This is reported,
-//! and work that can do without the device does. No request is abandoned: when the device answers
-//! again, requests end as usual.
+//! A device counts as hung while a request has been in progress for [`HUNG_AFTER`]. This is
+//! reported, and work that can do without the device does. No request is abandoned: when the device
+//! answers again, requests end as usual.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -61,7 +61,7 @@ pub struct DeviceHealth {
     hung_since: AtomicU64,
     /// When a lane last checked.
     looked: AtomicU64,
-    /// A probe request is under way.
+    /// A probe request is in progress.
     probing: AtomicBool,
     /// Notified when the device hangs or answers again.
     pub(crate) changed: Notify,

@@ -18,7 +18,7 @@ const BURST: Duration = Duration::from_millis(50);
 
 const SECOND: u64 = 1_000_000_000;
 
-/// The most requests and bytes that are admitted ahead of time.
+/// Maximum number of requests and bytes that are admitted ahead of time.
 const AHEAD: [u64; 2] = [32, 1 << 20];
 
 /// One rate.

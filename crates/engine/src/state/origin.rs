@@ -72,7 +72,7 @@ impl Waits {
         &self.lanes[usize::from(lane.0) % self.lanes.len()]
     }
 
-    /// Returns for how long the oldest operation has been under way.
+    /// Returns for how long the oldest operation has been in progress.
     fn longest(&self) -> Duration {
         let begun = self.lanes.iter().map(|lane| lane.0.load(Ordering::Relaxed));
         match begun.filter(|begun| *begun > 0).min() {
@@ -142,7 +142,7 @@ pub(crate) struct Origin {
     order: RefCell<Order>,
 }
 
-/// An operation that is under way until this is dropped.
+/// An operation that is in progress until this is dropped.
 struct OriginOpGuard<'a> {
     origin: &'a Origin,
     number: u64,

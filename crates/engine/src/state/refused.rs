@@ -18,7 +18,7 @@ use crate::state::bad::BadBlockSet;
 /// sectors.
 const IN_VAIN: u32 = 32;
 
-/// The most blocks that are listed. Beyond this, whole runs fail.
+/// Maximum number of blocks that are listed. Beyond this, whole runs fail.
 const MOST_LISTED: usize = 1 << 16;
 
 /// Refused blocks are tried again after this time, doubled each time up to `RARELY`.

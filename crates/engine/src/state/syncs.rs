@@ -17,7 +17,8 @@ use parking_lot::Mutex;
 /// hash is a fast one. It is also fixed, so that the simulator can repeat its runs.
 pub(crate) type BlockMap<T> = HashMap<OriginBlock, T, FixedState>;
 
-/// The most blocks whose changes on the origin are tracked individually until the next sync.
+/// Maximum number of blocks whose changes on the origin are tracked individually until the next
+/// sync.
 const MOST_UNSYNCED: usize = 1 << 16;
 
 /// Number of blocks for which the table always keeps room.

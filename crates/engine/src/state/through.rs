@@ -22,7 +22,7 @@ pub(crate) struct Through {
     pub(crate) many: Notify,
 }
 
-/// Counts blocks as under way until it is dropped.
+/// Counts blocks as in flight until it is dropped.
 pub(crate) struct WriteThroughGuard<'a> {
     through: &'a Through,
     blocks: u64,

@@ -17,7 +17,7 @@ use crate::world::{World, settings};
 const SIZE: u64 = 48 << 20;
 /// A page that no sample covers.
 const PLACE: u64 = (5 << 20) + (64 << 10);
-/// Another page without a sample; it is the dirty one if there is one.
+/// Another page without a sample. If a test has a dirty page, it is this one.
 const DIRTY: u64 = 7 << 20;
 
 const WAS: &str = "file 1 7 50331648 100 100";

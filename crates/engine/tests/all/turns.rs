@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 /// Number of blocks of the volume, which are all cached.
 const BLOCKS: u64 = 8192;
 const SHARDS: u32 = 16;
-/// The most blocks that are forgotten in one turn.
+/// Maximum number of blocks that are forgotten in one turn.
 const STEP: u64 = 1024;
 
 fn options() -> StoreOptions {

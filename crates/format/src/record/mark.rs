@@ -10,7 +10,7 @@ use crate::geometry::Geometry;
 
 /// Bytes in a mark: the slot, then the generation in the upper 31 bits and the kind in the lowest.
 pub(super) const MARK_BYTES: usize = 8;
-/// The most marks in one record.
+/// Maximum number of marks in one record.
 pub const MAX_MARKS: usize = (HEADER_BYTES - FIXED) / MARK_BYTES;
 
 const GONE: u32 = 1;

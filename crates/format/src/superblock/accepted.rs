@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::MAX_COUNT;
 use crate::geometry::Geometry;
 
-/// The most ranges of left-out records that a superblock can hold.
+/// Maximum number of ranges of left-out records that a superblock can hold.
 pub const MAX_LEFT_OUT: usize = 64;
 /// The most torn cells that a superblock can hold.
 pub const MAX_TORN: usize = 512;

@@ -14,7 +14,7 @@ use crate::{Digest, crc32c};
 
 /// Bytes in a sample; fewer if the origin ends before.
 pub const SAMPLE_BYTES: u64 = 4096;
-/// The most samples of an origin.
+/// Maximum number of samples of an origin.
 pub const MAX_SAMPLES: usize = (START / SAMPLE_BYTES + SPREAD) as usize;
 
 const START: u64 = 256 << 10;

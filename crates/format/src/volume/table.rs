@@ -15,7 +15,7 @@ use crate::{PAGE, crc32c};
 
 /// First bytes of a volume table.
 pub const MAGIC: [u8; 8] = *b"FBVOLUME";
-/// The most volumes in one cache.
+/// Maximum number of volumes in one cache.
 pub const MAX_VOLUMES: usize = 256;
 
 const CHECKSUM: usize = 8;

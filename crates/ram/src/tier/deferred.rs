@@ -348,7 +348,7 @@ impl Tier {
         }
     }
 
-    /// Notes that data became dirty again because a write-down, or a request that should replace
+    /// Records that data became dirty again because a write-down, or a request that should replace
     /// it, has failed.
     pub(super) fn note_restored(&self) {
         self.deferring.restored.fetch_add(1, Ordering::SeqCst);

@@ -5,8 +5,8 @@ use forebay_format::{CheckpointHeader, Superblock, VolumeRecord};
 
 use crate::damage::Damage;
 
-/// The most bad blocks, and the most problems, that are listed individually; further ones are only
-/// counted.
+/// Maximum numbers of bad blocks and of problems that are listed individually; further ones are
+/// only counted.
 pub const MAX_LISTED: usize = 10_000;
 
 /// A block that the cache cannot serve.

@@ -72,7 +72,7 @@ impl Regions {
         &self.states[(address >> self.shift) as usize & (self.states.len() - 1)]
     }
 
-    /// Notes that a block is inserted, or that a fill of it begins. The block's shard is locked.
+    /// Records that a block is inserted, or that a fill of it begins. The block's shard is locked.
     #[inline]
     pub(super) fn occupy(&self, address: Address) {
         let state = self.state(address.0);
@@ -97,7 +97,7 @@ impl Regions {
         let (first, end) = (region << self.shift, (region + 1) << self.shift);
         let whole = range.start == first && end <= range.end;
         let state = self.state(range.start);
-        // If another walk of the region is under way, only that one can make it vacant.
+        // If another walk of the region is in progress, only that one can make it vacant.
         let begun = whole
             && state.compare_exchange(OCCUPIED, WALKED, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         let mut walk = Walk { state: begun.then_some(state) };

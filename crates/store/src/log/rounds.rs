@@ -3,8 +3,8 @@
 use forebay_lane::Notify;
 use parking_lot::Mutex;
 
-/// The most commits in flight if none needs a sync: one closes records and writes while another
-/// waits.
+/// Maximum number of commits in flight if none needs a sync: one closes records and writes while
+/// another waits.
 pub(super) const COMMITS_WITHOUT_SYNC: usize = 3;
 /// The most write rounds in flight. They are short, and a single one at a time gathers more callers
 /// for each header: with 32 callers on a disk, one completes a sixth more of them per second than
@@ -62,7 +62,7 @@ impl State {
 pub(crate) struct Rounds {
     /// Name of one round, for messages.
     pub(crate) name: &'static str,
-    /// The most rounds in flight if none needs a sync.
+    /// Maximum number of rounds in flight if none needs a sync.
     most: usize,
     state: Mutex<State>,
     /// Notified when a round ended.

@@ -22,8 +22,8 @@ pub(crate) const OWN: u64 = 1024;
 /// Bytes requested at a time.
 const STEP: u64 = 256 << 10;
 
-/// The most bytes for a version: its place in its group, whose nodes are at least half full, and a
-/// copy while it is written and settled.
+/// Maximum number of bytes for a version: its place in its group, whose nodes are at least half
+/// full, and a copy while it is written and settled.
 pub(crate) const VERSION: usize = size_of::<(OriginBlock, OrderedVersion)>() * 9 / 2 + 32;
 
 /// The memory for held versions.

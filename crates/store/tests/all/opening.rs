@@ -354,7 +354,7 @@ fn a_segment_is_opened_again_if_only_its_first_record_says_so() {
         number: RecordNumber(header.number.0 + 1),
         durable_through: header.number,
     };
-    // One generation before that in the checkpoint, and one after it.
+    // A generation before the one in the checkpoint, and one after it.
     for (generation, replayed) in [(Generation(0), 0), (generation, 1)] {
         let world = World::on(&content);
         world.disk.edit(first, |page| {

@@ -193,7 +193,7 @@ impl World {
                 .map(|it| it.settings.clone())
                 .unwrap_or_default(),
         };
-        // As many at a time as a table can have.
+        // Adds as many volumes at a time as a table can contain.
         let numbers: Vec<u16> = numbers.collect();
         for some in numbers.chunks(256) {
             let records: Vec<_> = some.iter().map(|id| record(*id, store)).collect();

@@ -72,7 +72,7 @@ fn impossible_records_are_refused() {
 enum Step {
     Take,
     Return,
-    /// The used index goes on, ...
+    /// The used index is advanced, ...
     Publish,
     /// ... and the record is told.
     Told,

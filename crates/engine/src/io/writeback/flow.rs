@@ -22,8 +22,8 @@ use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
 use crate::stats::bump;
 
-/// The most bytes in flight, whatever the depth. A disk takes 0.15 s to write them, during which
-/// later requests wait.
+/// Maximum number of bytes in flight, whatever the depth. A disk takes 0.15 s to write them, during
+/// which later requests wait.
 const MOST_BYTES: u64 = 16 << 20;
 
 /// Number of written blocks that triggers a sync of the origin: this many, or `1 / PART_SYNCED` of

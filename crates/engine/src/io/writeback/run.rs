@@ -25,7 +25,7 @@ use crate::lane::LaneVolume;
 use crate::state::volume::VolumeState;
 use crate::state::volume::layout::bytes_of;
 
-/// The most reads of the cache device that one write has under way.
+/// Maximum number of reads of the cache device that one write has in progress.
 const READ_TOGETHER: usize = 32;
 
 /// The content of blocks that are adjacent on the origin, ready to be written.

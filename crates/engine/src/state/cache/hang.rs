@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use super::Cache;
 
-/// Work under way on the cache device.
+/// Work in progress on the cache device.
 pub(crate) type CacheWork<T> = Pin<Box<dyn Future<Output = T>>>;
 
 impl Cache {

@@ -10,7 +10,7 @@ use crate::error::WritebackError;
 use crate::state::bad::Tried;
 use crate::state::volume::Volume;
 
-/// The most ranges that an error names.
+/// Maximum number of ranges that an error names.
 const NAMED: usize = 3;
 
 impl Volume {
