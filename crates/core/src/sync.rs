@@ -40,7 +40,7 @@ mod modelled {
     pub struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
-        /// Makes an unlocked lock.
+        /// Creates an unlocked lock.
         pub fn new(value: T) -> Self {
             Mutex(loom::sync::Mutex::new(value))
         }

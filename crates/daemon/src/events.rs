@@ -53,7 +53,7 @@ pub(crate) struct NewEvent {
 }
 
 impl NewEvent {
-    /// Makes an event without fields; `message` is one sentence.
+    /// Creates an event without fields; `message` is one sentence.
     pub(crate) fn new(kind: EventKind, message: impl AsRef<str>) -> Self {
         let message = shortened(&one_line(message.as_ref()));
         NewEvent { kind, volume: None, device: None, message, fields: BTreeMap::new() }

@@ -51,7 +51,7 @@ impl std::fmt::Debug for Trace {
 }
 
 impl Trace {
-    /// Makes a trace of a recording that has begun; `memory` holds [`memory`].
+    /// Creates a trace of a recording that has begun; `memory` holds [`memory`].
     pub(crate) fn new(recording: Recording, length: Duration, memory: MemoryHold) -> Self {
         Trace { recording, length, _memory: memory }
     }

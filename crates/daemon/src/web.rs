@@ -78,7 +78,7 @@ pub(crate) struct Web {
 }
 
 impl Web {
-    /// Makes the page; its history is in `state_dir`.
+    /// Creates the page; its history is in `state_dir`.
     pub(crate) fn new(claimed: Claimed, state_dir: &Path, volumes: &Arc<Volumes>) -> Arc<Self> {
         let live = LiveFeed::new(state_dir, volumes.clone());
         Arc::new(Web { claimed, volumes: volumes.clone(), live })

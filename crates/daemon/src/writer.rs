@@ -50,7 +50,7 @@ impl Drop for Turn<'_> {
 }
 
 impl StateWriter {
-    /// Makes a writer that is free. `dir`: the directory, for messages.
+    /// Creates a writer that is free. `dir`: the directory, for messages.
     pub(crate) fn new(dir: PathBuf) -> Self {
         StateWriter { dir, taken: Mutex::new(false), free: Condvar::new() }
     }

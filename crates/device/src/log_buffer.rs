@@ -43,7 +43,7 @@ fn words(units: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
 }
 
 impl LogBuffer {
-    /// Makes an image of `len` bytes, a multiple of 4096, all free.
+    /// Creates an image of `len` bytes, a multiple of 4096, all free.
     ///
     /// # Panics
     /// `len` is 0 or no multiple of 4096, or the system has no memory.

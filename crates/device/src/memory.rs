@@ -161,7 +161,7 @@ impl Drop for Pages {
 pub struct Area(Option<Pages>);
 
 impl Area {
-    /// Makes an area of `len` bytes, rounded up to whole pages.
+    /// Creates an area of `len` bytes, rounded up to whole pages.
     ///
     /// # Errors
     /// The system has not enough address space.

@@ -55,7 +55,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Makes a meter for this number of lanes.
+    /// Creates a meter for this number of lanes.
     pub fn new(lanes: usize) -> Arc<Self> {
         Arc::new(Meter { lanes: (0..lanes.max(1)).map(|_| LaneMeter::default()).collect() })
     }

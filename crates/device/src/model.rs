@@ -242,8 +242,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Makes an idle disk of `capacity` bytes. A 7,200 rpm disk smaller than 2 TB is the outer part
-    /// of one of 2 TB.
+    /// Creates an idle disk of `capacity` bytes. A 7,200 rpm disk smaller than 2 TB is the outer
+    /// part of one of 2 TB.
     pub fn new(kind: ModelKind, capacity: u64) -> Self {
         let core = match kind {
             ModelKind::Hdd7200 => Core::Hdd(Box::new(Hdd::new(capacity))),

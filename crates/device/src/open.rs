@@ -79,7 +79,7 @@ pub struct OpenError {
 }
 
 impl OpenError {
-    /// Makes an error; `cause` is a sentence for the operator.
+    /// Creates an error; `cause` is a sentence for the operator.
     pub fn new(kind: OpenErrorKind, device: impl fmt::Display, cause: impl fmt::Display) -> Self {
         OpenError { kind, device: device.to_string(), cause: cause.to_string() }
     }

@@ -146,7 +146,7 @@ pub struct RamDevice {
 }
 
 impl RamDevice {
-    /// Makes a device of `size` bytes, a positive multiple of 4096, all zeroes. Memory is taken
+    /// Creates a device of `size` bytes, a positive multiple of 4096, all zeroes. Memory is taken
     /// from the system when it is first written.
     ///
     /// # Errors

@@ -39,7 +39,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Makes a ring for the calling thread.
+    /// Creates a ring for the calling thread.
     ///
     /// # Errors
     /// The kernel has no io_uring, or forbids it, or is older than 5.11, or limits are reached.

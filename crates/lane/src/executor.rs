@@ -112,7 +112,7 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// Makes a lane on `clock`. Any thread calls `rouse` when it leaves something for the lane
+    /// Creates a lane on `clock`. Any thread calls `rouse` when it leaves something for the lane
     /// while the lane is asleep (see [`Lane::may_sleep`]).
     pub fn new(
         id: LaneId,

@@ -128,7 +128,7 @@ impl MemoryBudget {
     /// Requests up to this size, in bytes, may use some memory that larger ones may not.
     const SMALL: u64 = 256 << 10;
 
-    /// Makes a budget of `limit` bytes.
+    /// Creates a budget of `limit` bytes.
     pub fn new(limit: u64) -> Self {
         MemoryBudget {
             limit: AtomicU64::new(limit),

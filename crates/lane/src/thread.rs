@@ -41,7 +41,7 @@ fn monotonic() -> u64 {
 }
 
 impl MonotonicClock {
-    /// Makes a clock that starts now.
+    /// Creates a clock that starts now.
     #[expect(clippy::new_without_default, reason = "the moment it is made matters")]
     pub fn new() -> Self {
         MonotonicClock { start: monotonic() }
@@ -99,7 +99,7 @@ pub struct LaneLoop {
 }
 
 impl LaneLoop {
-    /// Makes the loop of the calling thread.
+    /// Creates the loop of the calling thread.
     fn new(
         id: LaneId,
         clock: Arc<dyn Clock>,

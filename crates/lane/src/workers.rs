@@ -71,7 +71,7 @@ pub struct Pool<F, J, M> {
 }
 
 impl<F, J, M: Fn(JobInbox<J>) -> F> Pool<F, J, M> {
-    /// Makes an empty pool. `make` returns a worker that takes jobs from the inbox for ever; its
+    /// Creates an empty pool. `make` returns a worker that takes jobs from the inbox for ever; its
     /// first await must be [`JobInbox::next`].
     pub fn new(make: M) -> Self {
         Pool { idle: Rc::default(), make }

@@ -88,7 +88,7 @@ pub struct Greeting {
 }
 
 impl Greeting {
-    /// Makes the greeting of this server.
+    /// Creates the greeting of this server.
     pub fn new() -> Self {
         Greeting {
             magic: U64::new(GREETING_MAGIC),
@@ -151,7 +151,7 @@ impl SimpleReply {
     /// Bytes on the wire.
     pub const SIZE: usize = size_of::<Self>();
 
-    /// Makes a reply to the request with this cookie.
+    /// Creates a reply to the request with this cookie.
     pub fn new(cookie: u64, error: Option<ErrorCode>) -> Self {
         SimpleReply {
             magic: U32::new(SIMPLE_REPLY_MAGIC),
@@ -188,7 +188,7 @@ impl ChunkHeader {
     /// Bytes on the wire.
     pub const SIZE: usize = size_of::<Self>();
 
-    /// Makes the header of a chunk.
+    /// Creates the header of a chunk.
     pub fn new(cookie: u64, flags: u16, kind: u16, len: u32) -> Self {
         ChunkHeader {
             magic: U32::new(CHUNK_MAGIC),
@@ -222,7 +222,7 @@ impl ExtendedChunkHeader {
     /// Bytes on the wire.
     pub const SIZE: usize = size_of::<Self>();
 
-    /// Makes the header of a chunk.
+    /// Creates the header of a chunk.
     pub fn new(to: ReplyTo, flags: u16, kind: u16, len: u32) -> Self {
         ExtendedChunkHeader {
             magic: U32::new(EXTENDED_CHUNK_MAGIC),

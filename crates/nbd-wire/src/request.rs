@@ -27,7 +27,7 @@ impl RequestHeader {
     /// Bytes on the wire.
     pub const SIZE: usize = size_of::<Self>();
 
-    /// Makes the header of a request without flags.
+    /// Creates the header of a request without flags.
     pub fn new(command: u16, cookie: u64, offset: u64, len: u32) -> Self {
         RequestHeader {
             magic: U32::new(REQUEST_MAGIC),

@@ -29,7 +29,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Makes a socket of a descriptor.
+    /// Creates a socket of a descriptor.
     pub fn new(fd: OwnedFd, ring: Rc<Ring>) -> Self {
         Socket {
             fd: Arc::new(fd),

@@ -105,7 +105,7 @@ pub struct NullTarget {
 }
 
 impl NullTarget {
-    /// Makes a volume of `size` bytes.
+    /// Creates a volume of `size` bytes.
     pub fn new(size: u64, read_only: bool) -> Self {
         NullTarget { size, read_only }
     }
@@ -143,7 +143,7 @@ pub struct MemoryDisk {
 }
 
 impl MemoryDisk {
-    /// Makes a disk of `size` bytes that reads as zeroes. RAM is allocated on write.
+    /// Creates a disk of `size` bytes that reads as zeroes. RAM is allocated on write.
     pub fn new(size: u64) -> Arc<Self> {
         let chunks = (0..size.div_ceil(CHUNK)).map(|_| RwLock::new(None)).collect();
         Arc::new(MemoryDisk { size, chunks })
@@ -242,7 +242,7 @@ struct Held {
 }
 
 impl LaterTarget {
-    /// Makes a wrapper around `inner` that answers after the lane's other work.
+    /// Creates a wrapper around `inner` that answers after the lane's other work.
     pub fn new(lane: Rc<Lane>, inner: Rc<dyn BlockService>) -> Self {
         LaterTarget { inner, lane, held: Rc::default() }
     }
@@ -329,7 +329,7 @@ pub struct ExportList {
 }
 
 impl ExportList {
-    /// Makes a list of these volumes, in this order.
+    /// Creates a list of these volumes, in this order.
     pub fn new(volumes: Vec<(String, Rc<dyn BlockService>)>) -> Self {
         ExportList { volumes }
     }

@@ -49,7 +49,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Makes an empty batch of [`SMALL`] or [`LARGE`] bytes.
+    /// Creates an empty batch of [`SMALL`] or [`LARGE`] bytes.
     pub(crate) fn new(headers: Headers, capacity: usize) -> Self {
         Batch { buf: IoBuf::for_overwrite(capacity), used: 0, headers }
     }

@@ -148,7 +148,7 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// Makes a parser for a session. Writes of up to `window` bytes are collected in the caller's
+    /// Creates a parser for a session. Writes of up to `window` bytes are collected in the caller's
     /// buffer, which must have space for one more header.
     pub fn new(session: Session, window: usize) -> Self {
         Parser { session, window, skip: 0, refusal: None }

@@ -13,7 +13,7 @@ pub(crate) struct Chunked<T> {
 }
 
 impl<T: Default> Chunked<T> {
-    /// Makes an array of `len` elements; at least one, at most 2^32 - 1.
+    /// Creates an array of `len` elements; at least one, at most 2^32 - 1.
     pub(crate) fn new(len: u64) -> Self {
         let len = len.clamp(1, u64::from(u32::MAX));
         Chunked { chunks: (0..len.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(), len }

@@ -83,9 +83,9 @@ pub struct Estimator {
 }
 
 impl Estimator {
-    /// Makes an estimator that samples one of each `group` blocks, chosen by `seed`; the sample is
-    /// halved whenever it has more than `most` blocks. Groups of 1 and no limit (`usize::MAX`) are
-    /// exact.
+    /// Creates an estimator that samples one of each `group` blocks, chosen by `seed`; the sample
+    /// is halved whenever it has more than `most` blocks. Groups of 1 and no limit (`usize::MAX`)
+    /// are exact.
     pub fn new(group: u32, most: usize, seed: u64) -> Self {
         Estimator {
             sampled: Sampled::new(group, most, seed),

@@ -64,7 +64,7 @@ pub struct Node(pub u32);
 pub struct Key(pub u64);
 
 impl Key {
-    /// Makes the key of a block. Keys are unique for block numbers below 2^48.
+    /// Creates the key of a block. Keys are unique for block numbers below 2^48.
     pub fn new(volume: VolumeId, block: OriginBlock) -> Self {
         Key((u64::from(volume.0) << 48) ^ block.0)
     }

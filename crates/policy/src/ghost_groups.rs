@@ -84,7 +84,7 @@ pub struct GhostGroups {
 }
 
 impl GhostGroups {
-    /// Makes a memory for a log of `room` blocks: four ninths of a byte for each.
+    /// Creates a memory for a log of `room` blocks: four ninths of a byte for each.
     pub fn new(room: u64) -> Self {
         let ghosts = (room / 9 * 2).max(1);
         let lines = Chunked::new(ghosts.div_ceil(IN_LINE as u64));

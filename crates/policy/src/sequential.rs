@@ -126,7 +126,7 @@ pub struct SequentialCutoff {
 }
 
 impl SequentialCutoff {
-    /// Makes a table of `streams` streams, at least 1 and at most 32768.
+    /// Creates a table of `streams` streams, at least 1 and at most 32768.
     pub fn new(streams: usize) -> Self {
         let capacity = streams.clamp(1, 1 << 15);
         // Most lookups find nothing, so nearly all buckets should be empty.

@@ -26,7 +26,7 @@ pub struct DirtyMap {
 }
 
 impl DirtyMap {
-    /// Makes a map of an origin of `origin_blocks` blocks in at most `regions` regions (at least
+    /// Creates a map of an origin of `origin_blocks` blocks in at most `regions` regions (at least
     /// 1), each a power of two of blocks.
     ///
     /// Blocks beyond the end (the origin grew) count towards the last region.

@@ -168,7 +168,7 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// Makes a pacer with these settings.
+    /// Creates a pacer with these settings.
     pub fn new(settings: Settings) -> Self {
         let (volume, cache) = (Watermarks::default(), Watermarks::default());
         Pacer { settings, volume, cache, trigger: None, quiet_over: false }

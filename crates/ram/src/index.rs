@@ -31,7 +31,7 @@ fn entry(frame: Frame, hash: u64) -> u32 {
 }
 
 impl Index {
-    /// Makes an empty table for at most `frames` entries.
+    /// Creates an empty table for at most `frames` entries.
     pub(crate) fn new(frames: u32) -> Self {
         let count = (frames as usize * 4).div_ceil(3).max(2).next_power_of_two();
         Index { entries: vec![0; count].into_boxed_slice(), len: 0 }

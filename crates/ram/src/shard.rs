@@ -89,7 +89,7 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// Makes an empty shard for `frames` blocks, fewer than [`crate::index::MOST_FRAMES`]; with 0
+    /// Creates an empty shard for `frames` blocks, fewer than [`crate::index::MOST_FRAMES`]; with 0
     /// it stays empty.
     ///
     /// # Errors

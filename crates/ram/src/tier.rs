@@ -54,7 +54,7 @@ fn frames_of(options: &TierOptions, shards: u64) -> u32 {
 }
 
 impl Tier {
-    /// Makes an empty tier that defers no writes. Its memory is taken from the system as blocks
+    /// Creates an empty tier that defers no writes. Its memory is taken from the system as blocks
     /// enter.
     ///
     /// # Errors

@@ -34,7 +34,7 @@ pub(crate) struct Shelf {
 }
 
 impl Shelf {
-    /// Makes a shelf with a remote disk of this many bytes.
+    /// Creates a shelf with a remote disk of this many bytes.
     pub(crate) fn new(dir: &Path, remote: u64) -> Arc<Self> {
         let remote = Media::new(REMOTE, 0, remote);
         Arc::new(Shelf { dir: dir.to_owned(), remote, media: Mutex::default() })

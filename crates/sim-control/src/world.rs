@@ -76,7 +76,7 @@ struct RunningDaemon {
 }
 
 impl World {
-    /// Makes a world in an empty directory.
+    /// Creates a world in an empty directory.
     pub(crate) fn new(dir: PathBuf, script: Script, notes: Arc<Mutex<WorldNotes>>) -> Self {
         let devices = dir.join("devices");
         let _ = std::fs::create_dir_all(&devices);

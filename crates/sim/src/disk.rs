@@ -125,7 +125,7 @@ pub struct DiskSpec {
 }
 
 impl SimDisk {
-    /// Makes a disk of zeroes.
+    /// Creates a disk of zeroes.
     pub fn new(spec: DiskSpec, shared: &SimContext, rng: fastrand::Rng) -> Arc<Self> {
         Arc::new(SimDisk {
             name: spec.name.into(),

@@ -76,7 +76,7 @@ pub struct SectorHistory {
 }
 
 impl SectorHistory {
-    /// Makes the history of a sector with `value`, durably.
+    /// Creates the history of a sector with `value`, durably.
     pub fn new(value: Value) -> Self {
         let version = SectorVersion {
             id: 0,

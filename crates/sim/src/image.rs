@@ -122,7 +122,7 @@ fn put(image: &mut [u8], sector: u64, patch: &Patch) {
 }
 
 impl DiskImage {
-    /// Makes a disk of `size` bytes, all zero.
+    /// Creates a disk of `size` bytes, all zero.
     pub fn new(size: u64) -> Self {
         let sectors = size as usize / SECTOR;
         DiskImage {

@@ -138,7 +138,7 @@ pub struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// Makes the world of `seed`.
+    /// Creates the world of `seed`.
     pub fn new(seed: u64, system: &'a dyn SystemUnderTest, options: RunOptions) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut options = options;

@@ -117,7 +117,7 @@ impl Changes {
         self.versions.first_bytes()
     }
 
-    /// Makes an empty set for an index of this shape, with its number of shards.
+    /// Creates an empty set for an index of this shape, with its number of shards.
     pub(crate) fn new(
         geometry: Geometry,
         (table, shards): (TableGeometry, u32),

@@ -66,7 +66,7 @@ pub(crate) fn damaged(error: CheckpointError) -> StoreError {
 }
 
 impl Chunks {
-    /// Makes the chunks of the checkpoint in the area at this offset of the device.
+    /// Creates the chunks of the checkpoint in the area at this offset of the device.
     pub(crate) fn new(area: u64, parity: Option<ParityPlace>, reader: CheckpointReader) -> Self {
         Chunks { area, parity, reader, rebuilt: Arc::default() }
     }

@@ -170,7 +170,7 @@ pub struct Index {
 const MADE_AT_ONCE: u32 = 256;
 
 impl Index {
-    /// Makes an empty index without a limit on masks.
+    /// Creates an empty index without a limit on masks.
     pub fn new(geometry: TableGeometry, shards: u32) -> Self {
         Self::within(geometry, shards, BlockSize::DEFAULT, &Arc::default())
     }

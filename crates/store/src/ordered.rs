@@ -78,7 +78,7 @@ pub(crate) struct Ordered {
 }
 
 impl Ordered {
-    /// Makes the queues from the groups that recovery has found.
+    /// Creates the queues from the groups that recovery has found.
     ///
     /// # Errors
     /// There is no memory for their versions.

@@ -127,7 +127,7 @@ impl Basis {
 }
 
 impl Replay {
-    /// Makes a replay for an index of this shape and number of shards.
+    /// Creates a replay for an index of this shape and number of shards.
     pub(crate) fn new(
         geometry: Geometry,
         cache: Uuid,

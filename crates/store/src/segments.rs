@@ -179,7 +179,7 @@ impl Segments {
         segments
     }
 
-    /// Makes a table without free segments.
+    /// Creates a table without free segments.
     fn of(tables: Tables, next_generation: Generation) -> Self {
         let Tables { counters, generations, live, buffers, lives, starts } = tables;
         Segments {

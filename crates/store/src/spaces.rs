@@ -62,7 +62,7 @@ pub(crate) fn address_in(
 pub struct Spaces(Vec<VolumeSpace>);
 
 impl Spaces {
-    /// Makes the set from ranges that are sorted by their bases.
+    /// Creates the set from ranges that are sorted by their bases.
     pub(crate) fn new(sorted: Vec<VolumeSpace>) -> Self {
         Spaces(sorted)
     }

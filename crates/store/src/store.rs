@@ -537,7 +537,7 @@ pub struct Pinned<'a> {
 }
 
 impl<'a> Pinned<'a> {
-    /// Makes a result for a segment that the caller has pinned.
+    /// Creates a result for a segment that the caller has pinned.
     pub(crate) fn new(store: &'a Store, block: OriginBlock, found: Found) -> Self {
         Pinned { store, block, found, hazard: None }
     }

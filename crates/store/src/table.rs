@@ -77,7 +77,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Makes an empty table with one shard's part of `geometry`.
+    /// Creates an empty table with one shard's part of `geometry`.
     pub fn new(geometry: &TableGeometry) -> Self {
         let divisor = geometry.buckets();
         Table {

@@ -34,8 +34,8 @@ impl Debug for Helper {
 }
 
 impl Helper {
-    /// Makes a helper of a lane and a function that opens devices there. If the cache device cannot
-    /// be opened there, the other lanes do all of the work.
+    /// Creates a helper of a lane and a function that opens devices there. If the cache device
+    /// cannot be opened there, the other lanes do all of the work.
     pub fn new(
         remote: LaneRemote,
         open: impl Fn(&Rc<Lane>, &Arc<dyn Device>) -> Option<Queue> + Send + Sync + 'static,

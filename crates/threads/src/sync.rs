@@ -15,7 +15,7 @@ use crate::time::Instant;
 pub struct Mutex<T>(parking_lot::Mutex<T>);
 
 impl<T> Mutex<T> {
-    /// Makes an unlocked lock.
+    /// Creates an unlocked lock.
     pub const fn new(value: T) -> Self {
         Mutex(parking_lot::Mutex::new(value))
     }

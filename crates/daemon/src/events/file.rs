@@ -66,7 +66,7 @@ pub(super) struct EventFile {
 }
 
 impl EventFile {
-    /// Makes the file of a state directory; nothing is opened yet.
+    /// Creates the file of a state directory; nothing is opened yet.
     pub(super) fn new(dir: &Path) -> Self {
         EventFile { dir: dir.to_owned(), open: None, waiting: VecDeque::new(), failing: false }
     }

@@ -161,7 +161,7 @@ fn no_memory(options: &TierOptions, error: io::Error) -> ApiError {
 }
 
 impl RamTier {
-    /// Makes the tier that the settings name, if any.
+    /// Creates the tier that the settings name, if any.
     ///
     /// # Errors
     /// The daemon's memory limit does not allow it.

@@ -49,7 +49,7 @@ pub(super) struct RawTarget {
 }
 
 impl RawTarget {
-    /// Makes a target on the lane's `queue` to `device`.
+    /// Creates a target on the lane's `queue` to `device`.
     pub(super) fn new(lane: Rc<Lane>, queue: Queue, device: &dyn Device) -> Rc<Self> {
         let (size, unit) = (device.size(), device.logical_block());
         let (read_only, sectors) = (device.for_reading_only(), device.sectors());

@@ -144,7 +144,7 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// Makes an empty list.
+    /// Creates an empty list.
     pub(super) fn new(ram: Arc<RamTiers>, shown: Arc<Shown>) -> Self {
         Served { all: Mutex::default(), ram, shown }
     }

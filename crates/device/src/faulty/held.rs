@@ -37,7 +37,7 @@ pub(super) struct HeldBlocks {
 pub(super) type Patch = (usize, Arc<[u8]>);
 
 impl HeldBlocks {
-    /// Makes an empty set; `block` is the logical block size in bytes.
+    /// Creates an empty set; `block` is the logical block size in bytes.
     pub(super) fn new(block: u64) -> Self {
         HeldBlocks { block, state: Mutex::default() }
     }

@@ -69,7 +69,7 @@ pub struct FuseEntry {
 }
 
 impl FuseEntry {
-    /// Makes an entry of a queue for requests and replies with at most `payload` bytes of data.
+    /// Creates an entry of a queue for requests and replies with at most `payload` bytes of data.
     pub fn new(queue: u16, payload: usize) -> Box<Self> {
         let mut memory = IoBuf::for_overwrite(PAYLOAD + payload);
         memory[..PAYLOAD].fill(0);

@@ -122,7 +122,7 @@ pub(super) struct Inner {
 }
 
 impl Inner {
-    /// Makes a ring of the calling thread that permanently reads `rouse`.
+    /// Creates a ring of the calling thread that permanently reads `rouse`.
     pub(super) fn new(rouse: Arc<OwnedFd>, wide: bool) -> io::Result<Self> {
         let uring = Uring::new(wide)?;
         let params = uring.params();

@@ -150,7 +150,7 @@ struct GhostSlot {
 }
 
 impl Ghost {
-    /// Makes a memory of `entries` entries, two bytes each, for all addresses.
+    /// Creates a memory of `entries` entries, two bytes each, for all addresses.
     pub fn new(entries: u64) -> Self {
         Ghost::sparse(entries, 1)
     }

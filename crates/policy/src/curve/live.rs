@@ -54,7 +54,7 @@ impl Live {
         Sample::new(Self::GROUP, seed)
     }
 
-    /// Makes an empty estimator; `seed` determines the sampled blocks.
+    /// Creates an empty estimator; `seed` determines the sampled blocks.
     pub fn new(seed: u64) -> Self {
         Live {
             sampled: Sampled::new(Self::GROUP, Self::MOST, seed),

@@ -36,7 +36,7 @@ const fn mix(number: u64) -> u64 {
 }
 
 impl Sample {
-    /// Makes a sample of one block of each `group` blocks; a group of 1 or 0 samples all blocks.
+    /// Creates a sample of one block of each `group` blocks; a group of 1 or 0 samples all blocks.
     pub const fn new(group: u32, seed: u64) -> Self {
         let group = if group == 0 { 1 } else { group as u64 };
         let shift = if group.is_power_of_two() { group.trailing_zeros() } else { u64::BITS };

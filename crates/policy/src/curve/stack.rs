@@ -28,7 +28,7 @@ struct FenwickTree {
 }
 
 impl FenwickTree {
-    /// Makes a tree of `places` positions, the first `marked` of which are marked.
+    /// Creates a tree of `places` positions, the first `marked` of which are marked.
     fn new(places: usize, marked: u32) -> Self {
         let node = |index: usize| {
             let width = index & index.wrapping_neg();

@@ -8,7 +8,7 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// Makes the numbers for nodes `0..nodes`; `width` is 1, 2, 4 or 8 bits.
+    /// Creates the numbers for nodes `0..nodes`; `width` is 1, 2, 4 or 8 bits.
     pub(super) fn new(nodes: u32, width: u32) -> Self {
         debug_assert!(width.is_power_of_two() && width <= 8);
         let per_word = u64::from(64 / width);

@@ -25,7 +25,7 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// Makes a cache with a few more nodes than it needs.
+    /// Creates a cache with a few more nodes than it needs.
     pub(super) fn new(kind: ReplacementKind, capacity: u32, seed: u64) -> Self {
         let nodes = capacity + 5;
         Cache {

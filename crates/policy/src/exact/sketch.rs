@@ -35,7 +35,7 @@ pub(super) struct Sketch {
 }
 
 impl Sketch {
-    /// Makes a sketch for `keys` keys, at least 1, whose counters are halved after every `period`
+    /// Creates a sketch for `keys` keys, at least 1, whose counters are halved after every `period`
     /// additions; `period` is at least the number of lines.
     pub(super) fn new(keys: u32, period: u64) -> Self {
         let lines = (u64::from(keys) * u64::from(COUNTERS_PER_KEY))

@@ -12,7 +12,7 @@ pub(super) struct Ghosts {
 }
 
 impl Ghosts {
-    /// Makes a memory of this many absent blocks.
+    /// Creates a memory of this many absent blocks.
     pub(super) fn new(entries: u64) -> Self {
         Ghosts { now: Ghost::new(entries), before: None }
     }

@@ -105,7 +105,7 @@ pub(super) struct Level {
 }
 
 impl Level {
-    /// Makes an empty tier in RAM for `room` blocks, at least 1 and less than 65,534.
+    /// Creates an empty tier in RAM for `room` blocks, at least 1 and less than 65,534.
     pub(super) fn new(number: usize, kind: ReplacementKind, room: u32) -> Self {
         let policy = build(kind, room, room + 1, 0);
         Level::with(number, kind, room, policy, None)

@@ -48,8 +48,8 @@ pub(super) struct Sampled {
 }
 
 impl Shadow {
-    /// Makes an empty shadow, whose tiers have the numbers from `first` on. Returns it and the next
-    /// free number.
+    /// Creates an empty shadow, whose tiers have the numbers from `first` on. Returns it and the
+    /// next free number.
     pub(super) fn new(first: usize, rules: Rules, mode: Mode, scale: Scale) -> (Self, usize) {
         let ram =
             (rules.ram > 0).then(|| Level::new(first + 1, rules.ram_policy, scale.of(rules.ram)));

@@ -35,7 +35,7 @@ enum End {
 }
 
 impl World {
-    /// Makes a cache with a volume of [`BLOCKS`] cached blocks; every third is dirty, and block 5
+    /// Creates a cache with a volume of [`BLOCKS`] cached blocks; every third is dirty, and block 5
     /// was written twice.
     fn new(checkpoint: bool) -> Self {
         Self::ending(if checkpoint { End::Checkpoint } else { End::Crash })

@@ -39,7 +39,7 @@ impl Masks {
         (NODE + size_of::<PartialMask>()) as u64 + 2 * u64::from(heap)
     }
 
-    /// Makes an empty set for one of `shards` shards; memory for masks is taken from `memory`.
+    /// Creates an empty set for one of `shards` shards; memory for masks is taken from `memory`.
     pub(super) fn new(memory: &Arc<MemoryBudget>, sectors: u32, shards: u32) -> Self {
         let (map, each) = (BTreeMap::new(), Self::bytes_of_each(sectors));
         let step = (STEP * FEW_SHARDS / FEW_SHARDS.max(shards as usize)).max(1);

@@ -43,7 +43,7 @@ pub(super) struct ShardData {
 }
 
 impl Shard {
-    /// Makes an empty shard, which counts as loaded.
+    /// Creates an empty shard, which counts as loaded.
     pub(super) fn new(geometry: &TableGeometry, masks: Masks) -> Self {
         let table = Table::new(geometry);
         let buckets = table.shared();

@@ -26,7 +26,7 @@ pub struct OrderedVersion {
 }
 
 impl OrderedVersion {
-    /// Makes the version that a record's entry describes.
+    /// Creates the version that a record's entry describes.
     pub(crate) fn of(slot: Slot, entry: &DataEntry) -> Self {
         let mask = (!entry.mask.is_all()).then(|| Box::new(entry.mask.clone()));
         OrderedVersion { slot, check: Check::new(entry.check), mask, sequence: entry.sequence }
@@ -146,7 +146,7 @@ impl State {
 pub(crate) struct GroupQueue(Mutex<State>);
 
 impl GroupQueue {
-    /// Makes an empty queue of a volume whose origin is at this horizon.
+    /// Creates an empty queue of a volume whose origin is at this horizon.
     pub(crate) fn new(horizon: Option<Horizon>) -> Self {
         Self::recovered(horizon, Vec::new(), 0, Vec::new())
     }

@@ -22,8 +22,8 @@ pub(super) struct Permutation {
 }
 
 impl Permutation {
-    /// Makes a mapping of numbers of `bits` bits, 1 to [`KEY_BITS_MAX`]; each `seed` yields another
-    /// one.
+    /// Creates a mapping of numbers of `bits` bits, 1 to [`KEY_BITS_MAX`]; each `seed` yields
+    /// another one.
     pub(super) fn new(bits: u32, seed: u64) -> Self {
         debug_assert!((1..=KEY_BITS_MAX).contains(&bits));
         let mask = (1 << bits) - 1;
@@ -88,7 +88,7 @@ pub(super) struct Divisor {
 }
 
 impl Divisor {
-    /// Makes a divisor `by`, which must not be 0.
+    /// Creates a divisor `by`, which must not be 0.
     pub(super) fn new(by: u64) -> Self {
         debug_assert!(by != 0);
         Divisor { by, reciprocal: u64::MAX / by }

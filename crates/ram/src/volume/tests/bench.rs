@@ -30,7 +30,7 @@ pub(super) const INFINITE: Deferral = Deferral {
 };
 
 impl Bench {
-    /// Makes a volume that defers writes. Nothing is written down until [`Bench::keep`].
+    /// Creates a volume that defers writes. Nothing is written down until [`Bench::keep`].
     pub(super) fn new(bytes: u64, block: u64, how: Deferral) -> Self {
         Self::over(8192, bytes, block, how)
     }

@@ -32,7 +32,7 @@ pub(super) struct Reference {
 }
 
 impl Reference {
-    /// Makes a reference for sectors that are zero.
+    /// Creates a reference for sectors that are zero.
     pub(super) fn new(sectors: u64) -> Self {
         let zero = Event { value: 0, begin: 0, end: 0, proof: Proof::Ended };
         Reference { sectors: vec![vec![zero]; sectors as usize], now: 0 }
