@@ -104,7 +104,7 @@ impl Claims {
                 let table = self.table();
                 (table.last, table.uses.values().cloned().collect::<Vec<_>>())
             };
-            // Without the lock: looking at a path may have to wait.
+            // The lock is not held here, because checking a path may block.
             for other in &uses {
                 let found = conflict(&own, other).filter(|_| !planted::has(PlantedBug::NoClaims));
                 if let Some((field, device)) = found {

@@ -77,7 +77,7 @@ fn usual_ram_sizes(footprint: u64, block: u64) -> Vec<u64> {
 /// the two if it is less than the size of the larger.
 pub fn ram_row(bytes: u64, cache: u64, row: &dyn Fn(u64) -> CurveRow) -> RamRow {
     let (ram, both) = (row(bytes).hits(), row(bytes.max(cache)).hits());
-    // The estimate of a larger size is hardly ever smaller, but nothing forbids it.
+    // The estimate of a larger size is rarely smaller, but this is not ruled out.
     let all = both.share.max(ram.share);
     let origin = Hits { share: 1.0 - all, error: both.error };
     RamRow { bytes, ram, cache: all - ram.share, origin }

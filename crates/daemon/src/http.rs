@@ -121,9 +121,9 @@ impl HttpAnswer {
 /// Time limits for a client, from the moment its request is answered.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
-    /// To read the answer.
+    /// The time limit for reading the answer.
     pub(super) answer: Duration,
-    /// To follow a stream.
+    /// The time limit for a stream.
     pub(super) stream: Duration,
 }
 

@@ -130,7 +130,7 @@ mod tests {
     fn the_positions_of_a_cache_and_of_its_copy_are_apart() {
         let [cache, volume, copied] = [1, 2, 3].map(Uuid::from_u128);
         let at = |number| Position { generation: number, record: number };
-        // In the form in which an earlier program stored it.
+        // These facts have the form in which an earlier program stored them.
         let facts = Facts { caches: [(cache, at(50))].into(), ..Facts::default() };
         let known = Known::new(facts);
         assert_eq!(known.position(Some(volume), cache), Some(at(50)));

@@ -72,7 +72,8 @@ pub fn begin(filter: &str) -> Result<Logging, ApiError> {
         outlet: Arc::default(),
         ring: Arc::default(),
     });
-    // Not the handle of the standard library: everything else on stderr would wait for its lock.
+    // The handle of the standard library is not used: everything else on stderr would wait for its
+    // lock.
     let stderr = std::io::stderr().as_fd().try_clone_to_owned();
     let written = stderr.and_then(|stderr| outlet.write_to(File::from(stderr)));
     written.map_err(|error| ApiError::failed(format!("the log cannot be written: {error}")))?;

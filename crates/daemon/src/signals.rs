@@ -21,7 +21,7 @@ use signal_hook::consts::SIGXFSZ;
 /// The kind of end that was requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EndRequest {
-    /// For good.
+    /// The daemon ends, and no other program continues its work.
     Stop,
     /// A hand-over to another program, which continues to serve the clients.
     HandOver(PathBuf),
@@ -55,7 +55,7 @@ impl StopRequest {
         self.asked.lock().is_some()
     }
 
-    /// Whether the end is to be for good.
+    /// Returns whether the daemon was asked to end, rather than to hand over to another program.
     pub(crate) fn is_stop(&self) -> bool {
         *self.asked.lock() == Some(EndRequest::Stop)
     }

@@ -287,7 +287,8 @@ impl Volumes {
         let (this, own_name) = (self.clone(), name.clone());
         self.operations.start_beside(verb, name, beside, move |work| {
             this.operations.supersede(&own_name, work, beside, YIELD_PATIENCE)?;
-            // Looked up again: an earlier operation may have changed the volume.
+            // The entry is looked up again, because an earlier operation may have changed the
+            // volume.
             let entry = this.state.volume(&own_name)?;
             work.hold(this.claims.stored(verb, &entry.volume));
             let ended = run(&this, entry, work).and_then(|()| this.state.settle(work));

@@ -100,7 +100,7 @@ impl Work {
     /// Ends the operation's own part of the claim.
     pub(crate) fn let_go(&self) {
         let claim = self.state().claim.take();
-        // Without the lock.
+        // The claim is dropped after the lock has been released.
         drop(claim);
     }
 

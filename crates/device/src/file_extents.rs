@@ -95,7 +95,7 @@ mod tests {
         let mut file = tempfile::tempfile().expect("a file");
         let nothing = match file_extents(&file) {
             Ok(places) => places,
-            // Some file systems do not tell.
+            // Some file systems do not report extents.
             Err(error) if error.raw_os_error() == Some(95) => return,
             Err(error) => panic!("{error}"),
         };

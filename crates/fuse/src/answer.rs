@@ -70,15 +70,15 @@ pub struct VolumeRequest {
 pub enum Content {
     /// No content; the reply only reports success.
     Nothing,
-    /// To `INIT`.
+    /// The reply to `INIT`.
     Init(InitOut),
-    /// To `GETATTR` and `SETATTR`.
+    /// The reply to `GETATTR` and `SETATTR`.
     Attr(AttrOut),
-    /// To `OPEN`.
+    /// The reply to `OPEN`.
     Open(OpenOut),
-    /// To `WRITE`.
+    /// The reply to `WRITE`.
     Written(WriteOut),
-    /// To `STATFS`.
+    /// The reply to `STATFS`.
     StatFs(StatFsOut),
 }
 

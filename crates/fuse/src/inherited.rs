@@ -66,7 +66,7 @@ pub(crate) struct LeftExport {
 pub(crate) struct Inherited {
     /// The lock of the directory.
     pub(crate) lock: Option<File>,
-    /// By volume, until each is served again.
+    /// The exports of each volume that is not served again yet.
     pub(crate) exports: BTreeMap<String, LeftExport>,
     /// Volumes and identities of kept connections that cannot be served.
     pub(crate) useless: Vec<(String, String)>,

@@ -38,7 +38,7 @@ pub enum FuseRequest {
     },
     /// Open the file.
     Open {
-        /// For writes too.
+        /// Whether the file is opened for writes as well.
         writes: bool,
     },
     /// Read.

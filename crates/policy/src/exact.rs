@@ -85,9 +85,9 @@ impl Key {
 /// RAM used by a policy, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateBytes {
-    /// For resident blocks.
+    /// RAM for resident blocks.
     pub resident: usize,
-    /// For ghosts and other state of blocks that are not resident.
+    /// RAM for ghosts and other state of blocks that are not resident.
     pub ghosts: usize,
 }
 

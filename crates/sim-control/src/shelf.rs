@@ -43,7 +43,7 @@ impl Shelf {
     /// Makes a disk.
     ///
     /// # Panics
-    /// Panics if the file that represents the disk cannot be created.
+    /// The file that represents the disk cannot be created.
     pub(crate) fn add(&self, name: &str, size: u64) -> Arc<Media> {
         let path = self.dir.join(name);
         fs::write(&path, []).expect("a writable directory");
@@ -70,7 +70,7 @@ impl Shelf {
     /// Renames a disk.
     ///
     /// # Panics
-    /// Panics if the file that represents the disk cannot be renamed.
+    /// The file that represents the disk cannot be renamed.
     pub(crate) fn rename(&self, from: &str, to: &str) {
         fs::rename(self.dir.join(from), self.dir.join(to)).expect("a writable directory");
     }

@@ -187,7 +187,7 @@ impl World<'_> {
         if result.is_err() || self.disk(number).displaced().is_none() {
             return Ok(());
         }
-        // At the same instant, the action has begun first.
+        // If both begin at the same instant, the action has begun first.
         let all_the_time = self.displacements.times[number].0 < self.admin_since;
         let reports = match action {
             // These actions check the path last.

@@ -24,7 +24,7 @@ struct Write {
 }
 
 struct VolumeWrites {
-    /// By number; the first is the initial content.
+    /// Writes by number; the first is the initial content.
     writes: Vec<Write>,
     initial: Vec<Value>,
     /// The writes of each sector by number, in ascending order, which is the order of submission.

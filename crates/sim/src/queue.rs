@@ -310,7 +310,7 @@ impl Device for DiskHandle {
             [(mix(self.disk.shared.seed, self.disk.number ^ 0x4074) & 3) as usize]
     }
 
-    /// Some disks do, chosen by the seed.
+    /// Returns whether writes can be durable on completion, which depends on the seed.
     fn writes_durably(&self) -> bool {
         mix(self.disk.shared.seed, self.disk.number) & 2 == 0
     }

@@ -57,7 +57,7 @@ impl World<'_> {
     /// they held back must arrive. Returns `false` if the world stopped.
     pub(crate) fn judge_bad_sectors(&mut self) -> Result<bool, Violation> {
         let setup = &self.profile.setup;
-        // Deferred data is not below yet.
+        // Deferred data has not reached the tier below yet.
         if !self.profile.features.has(Feature::Sectors) || setup.deferred {
             return Ok(true);
         }

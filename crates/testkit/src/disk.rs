@@ -20,12 +20,12 @@ const PAGE: usize = 4096;
 /// Creates a device of `mib` MiB in RAM.
 ///
 /// # Panics
-/// Panics if there is not enough memory.
+/// If there is not enough memory.
 pub fn ram(mib: u64) -> Arc<dyn Device> {
     RamDevice::new(&format!("ram:{mib}M"), mib << 20).expect("memory")
 }
 
-/// Reads `len` bytes at `offset`, past any lane.
+/// Reads `len` bytes at `offset` without a lane.
 ///
 /// # Panics
 /// If the device has to wait or fails.
@@ -75,7 +75,7 @@ impl Disk {
     /// Creates a disk with this content, whose length is a multiple of a page.
     ///
     /// # Panics
-    /// Panics if there is not enough memory.
+    /// If there is not enough memory.
     pub fn of(content: &[u8]) -> Disk {
         let ram: Arc<dyn Device> =
             RamDevice::new("disk", content.len() as u64).expect("whole pages, and memory");

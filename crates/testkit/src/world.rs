@@ -89,7 +89,7 @@ impl LaneWorld {
     /// Opens a device on the lane.
     ///
     /// # Panics
-    /// Panics if the queue cannot be opened.
+    /// If the queue cannot be opened.
     pub fn queue(&self, device: &Arc<dyn Device>) -> Queue {
         device.open_queue(&self.queues).map(Queue::new).expect("a queue")
     }

@@ -36,7 +36,7 @@ impl<T> RunOutcome<T> {
     /// Returns the result.
     ///
     /// # Panics
-    /// Panics if the run failed; the message contains the decisions that repeat it.
+    /// The run failed. The message contains the decisions that repeat it.
     #[track_caller]
     pub fn unwrap(self) -> T {
         let failures: Vec<String> = self.failures.iter().map(ToString::to_string).collect();

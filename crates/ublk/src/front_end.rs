@@ -46,7 +46,7 @@ pub fn claim(
 pub(crate) struct Ublk {
     pub(crate) board: Arc<QueueBoard>,
     pub(crate) memory: Arc<MemoryBudget>,
-    /// By volumes.
+    /// Takeovers that have begun, by volume.
     pub(crate) begun: Mutex<BTreeMap<String, TakeOver>>,
 }
 

@@ -99,7 +99,7 @@ impl LaneQueues {
         loop {
             let arrived = handle.arrived.listen();
             loop {
-                // Not locked while a command is executed.
+                // The lock is not held while a command is executed.
                 let Some(command) = handle.commands.lock().pop_front() else { break };
                 self.execute(command);
             }

@@ -127,7 +127,7 @@ pub(crate) struct GuestQueue {
     call: RefCell<Option<Arc<OwnedFd>>>,
     memory: RefCell<Arc<GuestMemory>>,
     rings: RefCell<Rings>,
-    /// By the first descriptor.
+    /// Requests in progress, by the number of their first descriptor.
     requests: RefCell<Vec<Option<GuestRequest>>>,
     in_flight: Cell<usize>,
     /// Requests that were in progress when the former daemon ended; they are executed first.

@@ -120,7 +120,7 @@ impl Wait<'_> {
         let is_first = self.0.lock().get_mut(self.1).is_some_and(|entry| {
             entry.wait.as_mut().is_some_and(|wait| wait.cause.replace(cause.to_string()).is_none())
         });
-        // Without the lock: the log may have to wait.
+        // The lock is not held here, because logging may block.
         if is_first {
             tracing::warn!(volume = %self.1, "waiting for a device: {cause}");
         }

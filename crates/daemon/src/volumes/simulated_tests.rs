@@ -279,7 +279,7 @@ fn check_quiet(daemon: &Daemon, commands: &[Given], reports: &[Report]) {
 }
 
 fn run(commands: &[Command], seed: u64) -> RunOutcome<()> {
-    // On a slow machine, time limits expire although nothing waits in vain.
+    // On a slow machine, time limits expire although no wait is endless.
     let plan = Plan::seed(seed).early(seed % 4 == 3).most_time(Duration::from_secs(3600));
     let commands = commands.to_vec();
     Simulation::run(plan, move || scenario(&commands, seed))

@@ -185,7 +185,7 @@ impl Device for ModelledDevice {
 
 /// State of the transfer to or from the inner device.
 enum Transfer {
-    /// Only within [`DeviceQueue::start`].
+    /// The transfer is being started, within [`DeviceQueue::start`].
     Starting,
     Running(OpId),
     Ended(DeviceDone),

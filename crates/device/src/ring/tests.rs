@@ -144,7 +144,7 @@ fn a_cancelled_operation_takes_nothing_with_it() {
         assert_eq!(Errno::from_io_error(&error), Some(Errno::CANCELED));
     };
     block_on(&ring, async {
-        // Both before and after the kernel has received the operation.
+        // Cancellation is tested both before and after the kernel has received the operation.
         for submit in [true, false] {
             let receive = ring.begin(recv(&mine, 0..16, false));
             let accept = ring.begin(RingOp::Accept { fd: listener.clone() });
@@ -242,7 +242,7 @@ fn waiting_ends_when_roused_or_when_time_is_up() {
     ring.wait(Some(Duration::from_millis(1)));
     ring.wait(Some(Duration::ZERO));
     let rouse = ring.rouser();
-    // Before the wait, during the wait, and repeatedly.
+    // The lane is roused before the wait, during the wait, and repeatedly.
     rouse();
     ring.wait(None);
     for _ in 0..10 {

@@ -51,7 +51,7 @@ pub(crate) async fn run(engine: Weak<EngineLane>, first: bool) {
                     volume.try_unreadable_again();
                 }
                 if let Some(view) = this.lane_volume(volume.id) {
-                    // A task of its own, so that a slow ledger does not delay the other volumes.
+                    // A separate task, so that a slow ledger does not delay the other volumes.
                     lane.spawn(async move { NoteKeeper(&view).write_down().await });
                 }
             }

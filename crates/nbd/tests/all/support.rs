@@ -171,7 +171,7 @@ impl Exports for Vanishing {
 
     fn open(&self, name: &str) -> Option<Rc<dyn BlockService>> {
         if name == "vanishing" {
-            // Before the ring has sent the answer to the client.
+            // This runs before the ring has sent the answer to the client.
             self.1.spawn(async {
                 let state = STATE.with_borrow(|state| state.clone()).expect("state");
                 if let Some(server) = &*state.server.borrow() {

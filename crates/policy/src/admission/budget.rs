@@ -24,7 +24,7 @@ const BYTE: i128 = PERIOD.as_nanos() as i128;
 #[derive(Clone, Copy, Debug)]
 struct BudgetState {
     limit: u64,
-    /// In units of [`BYTE`]; a negative level is a debt.
+    /// The level of the bucket in units of [`BYTE`]; a negative level is a debt.
     level: i128,
     at: Nanos,
     /// Bytes written up to `at`.

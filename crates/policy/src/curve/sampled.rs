@@ -21,7 +21,7 @@ pub(crate) const WIDTH: f64 = 2.36;
 #[derive(Clone, Debug)]
 pub(super) struct SampleCurve {
     stack: Stack,
-    /// By age of the block at the access.
+    /// Histograms of reads, by age of the block at the access.
     pub(super) reads: [Histogram; AGES],
     pub(super) writes: [Histogram; AGES],
 }

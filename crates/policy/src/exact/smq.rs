@@ -36,7 +36,7 @@ pub struct Smq {
     capacity: u32,
     blocks: Levels,
     hotspot: Hotspot,
-    /// In this period.
+    /// Hits in this period.
     hits: u64,
     misses: u64,
     /// Blocks of regions at this level and above may enter.

@@ -18,7 +18,7 @@ const FEW_SHARDS: usize = 1024;
 
 /// The masks of one shard.
 pub(super) struct Masks {
-    /// By address.
+    /// Masks by the address of their block.
     map: BTreeMap<u64, SectorMask>,
     /// Number of masks for which memory is held.
     room: usize,

@@ -169,7 +169,7 @@ fn behaves_as_a_map_under_random_operations() {
 fn fills_to_the_declared_capacity() {
     for entries in [1u64, 100, 10_000, 1_000_000] {
         for shards in [1, 5, 64] {
-            // From as dense as possible to sparse.
+            // Keys range from as dense as possible to sparse.
             let least = entries.next_power_of_two().ilog2().max(1);
             for key_bits in [least, least + 1, least + 3, 34] {
                 let mut index = Index::with(entries, shards, key_bits);
@@ -280,7 +280,7 @@ fn fills_beyond_its_load_and_recovers_from_being_full() {
     }
     index.assert_holds(&model);
 
-    // With room again the list drains by itself.
+    // Once there is space again, the overflow list drains by itself.
     let some: Vec<u64> = model.keys().copied().filter(|address| address % 8 == 0).collect();
     for address in some {
         assert_eq!(index.remove(address), model.remove(&address));

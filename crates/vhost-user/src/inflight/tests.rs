@@ -113,7 +113,7 @@ proptest! {
                     tracker.returns(head).expect("there");
                     returned.push(head);
                 }
-                // All of a batch are published together.
+                // All requests of a batch are published together.
                 Step::Publish if published.is_empty() => {
                     used = used.wrapping_add(returned.len() as u16);
                     published = std::mem::take(&mut returned);

@@ -131,7 +131,8 @@ impl EngineLane {
             let write = owner.view.as_ref().map(|view| view.volume.writeback.cost.mean());
             let most_dirty = most_reinserted(write.unwrap_or_default(), waits);
             let few = all * 100 <= capacity * REINSERT_LIVE || dirty * 100 <= capacity * most_dirty;
-            // Beside pinned blocks, moving the dirty blocks as well must still gain space.
+            // If there are pinned blocks, moving them together with the dirty blocks must still
+            // gain space.
             let gains = pinned == 0 || (dirty + pinned) * 100 <= capacity * REINSERT_KEPT;
             let worth = Worth {
                 bound: room_for_bound,

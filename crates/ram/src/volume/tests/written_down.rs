@@ -76,7 +76,7 @@ fn data_discarded_before_its_write_down_is_never_written() {
     for block in [512, 4096] {
         let bench = Bench::new(1 << 20, block, INFINITE);
         assert_eq!(bench.ask(write(8, 16, 7)), Ok(()));
-        // On a disk that keeps discarded data.
+        // The disk keeps discarded data.
         assert_eq!(bench.ask(request(Op::Discard, 0, 64 * SECTOR, None)), Ok(()));
         assert_eq!(bench.read(0, 64), [0; 64]);
         assert!(!bench.tier.has_deferred());
