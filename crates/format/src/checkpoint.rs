@@ -25,11 +25,11 @@ pub use writer::{CheckpointWriteError, CheckpointWriter, FinishedCheckpoint, Sea
 
 /// First bytes of a checkpoint header.
 pub const MAGIC: [u8; 8] = *b"FBCHKPT1";
-/// Distance between the starts of two chunks, and the most bytes in one.
+/// Distance between the starts of two chunks, in bytes; also the maximum size of a chunk.
 pub const CHUNK_BYTES: usize = 256 << 10;
 /// Bytes in a chunk before its items.
 pub const CHUNK_HEADER_BYTES: usize = size_of::<OnDiskChunk>();
-/// Bytes for one segment in the segment table.
+/// Bytes of one segment in the segment table.
 pub const SEGMENT_BYTES: usize = 16;
 /// Bytes for one index entry.
 pub const INDEX_ENTRY_BYTES: usize = 16;
@@ -41,7 +41,7 @@ pub const MAX_RANK: u8 = 16;
 const CHECKSUM_FROM: usize = 12;
 const BOUNDED: u8 = 1;
 
-/// The header page as it lies on the device.
+/// The header page as stored on the device.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct OnDiskHeader {
@@ -68,7 +68,7 @@ struct OnDiskHeader {
     reserved_b: [u8; 3976],
 }
 
-/// The start of a chunk as it lies on the device.
+/// The start of a chunk as stored on the device.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct OnDiskChunk {
@@ -105,7 +105,7 @@ const _: () = {
 /// Why a checkpoint is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum CheckpointError {
-    /// There is no checkpoint header.
+    /// The page contains no checkpoint header.
     #[error("there is no checkpoint")]
     NotACheckpoint,
     /// Fewer bytes than needed.
@@ -114,10 +114,10 @@ pub enum CheckpointError {
     /// Torn or damaged.
     #[error("the checkpoint is damaged: a checksum does not match")]
     Checksum,
-    /// An intact header of another cache.
+    /// The header is intact, but of another cache.
     #[error("the checkpoint belongs to another cache")]
     OtherCache,
-    /// An intact checkpoint, but not the one that the superblock names.
+    /// The checkpoint is intact, but not the one that the superblock names.
     #[error("the checkpoint has number {found}; the superblock means number {expected}")]
     OtherNumber {
         /// The number that was expected.
@@ -135,9 +135,9 @@ pub enum CheckpointError {
 pub struct CheckpointRef {
     /// Number of the area: 0 or 1.
     pub area: u8,
-    /// Bytes of the area that are in use, header included.
+    /// Bytes of the area that are in use, including the header.
     pub len: u64,
-    /// The header's own checksum.
+    /// The checksum of the header itself.
     pub header_crc: u32,
     /// The checkpoint's number; counts up for the life of the cache.
     pub number: u64,
@@ -160,7 +160,7 @@ pub struct CheckpointHeader {
     pub mask_count: u64,
     /// Number of segments.
     pub segment_count: u32,
-    /// Bytes of the area that are in use, header included.
+    /// Bytes of the area that are in use, including the header.
     pub len: u64,
     /// Generation of the next segment to be opened. Stored apart from the segment table, so that a
     /// generation is not reused even if none of its records reached the device.
@@ -194,14 +194,14 @@ pub enum SegmentUse {
     Free,
     /// Records are being appended.
     Open,
-    /// Full or abandoned; nothing more is appended in this generation.
+    /// Full or abandoned. Nothing more is appended in this generation.
     Closed,
 }
 
 /// An entry of the segment table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct SegmentState {
-    /// Generation of its current or last opening.
+    /// Generation of the segment's present or last opening.
     pub generation: Generation,
     /// State of the segment.
     pub usage: SegmentUse,
@@ -209,29 +209,29 @@ pub struct SegmentState {
     pub write_position: u32,
 }
 
-/// One block in the cache.
+/// A block in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IndexEntry {
     /// The block's number, below [`crate::MAX_BLOCKS`].
     pub block: OriginBlock,
-    /// The slot of its payload.
+    /// The slot of the block's payload.
     pub slot: Slot,
-    /// The highest `check_bits` bits of its payload check, as a number.
+    /// The highest `check_bits` bits of the block's payload check, as a number.
     pub check: u32,
-    /// The volume that it belongs to.
+    /// The volume to which the block belongs.
     pub volume: VolumeId,
-    /// Rank in the policy's own measure, 0 to 15; 0: nothing but its dirty state keeps the block.
+    /// Rank in the measure of the policy, 0 to 15. With 0, only its dirty state keeps the block.
     pub rank: u8,
     /// Whether the block is dirty.
     pub dirty: bool,
-    /// Whether only some sectors of the block are valid; a [`PartialMask`] has them.
+    /// Whether only some sectors of the block are valid, which are listed in a [`PartialMask`].
     pub partial: bool,
 }
 
 /// The valid sectors of a partial block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartialMask {
-    /// The volume that it belongs to.
+    /// The volume to which the block belongs.
     pub volume: VolumeId,
     /// The block's number, below [`crate::MAX_BLOCKS`].
     pub block: OriginBlock,
@@ -239,7 +239,7 @@ pub struct PartialMask {
     pub mask: SectorMask,
 }
 
-/// Returns the bytes that the mask of one partial block takes.
+/// Returns the size of the mask of one partial block, in bytes.
 pub const fn mask_bytes(sectors: u32) -> usize {
     8 + 8 * sectors.div_ceil(64) as usize
 }
@@ -254,7 +254,7 @@ pub fn area_bytes(block: BlockSize, segment_bytes: u64, segment_count: u64) -> u
     if one_chunk <= CHUNK_BYTES as u64 {
         return PAGE as u64 + one_chunk.next_multiple_of(PAGE as u64);
     }
-    // Items are not split, so a chunk can end with up to one mask's bytes unused.
+    // Items are not split, so up to one mask's bytes at the end of a chunk stay unused.
     let used = (CHUNK_BYTES - CHUNK_HEADER_BYTES) as u64 - (mask - 8);
     PAGE as u64 + items.div_ceil(used) * CHUNK_BYTES as u64
 }
@@ -264,8 +264,8 @@ fn chunk_offset(index: u32) -> u64 {
     PAGE as u64 + u64::from(index) * CHUNK_BYTES as u64
 }
 
-/// Returns the checksum of a chunk: over everything behind the checksum field, then the cache's
-/// UUID and the chunk's index, so that a chunk of another cache or place is rejected.
+/// Returns the checksum of a chunk: over everything after the checksum field, then the cache's UUID
+/// and the chunk's index, so that a chunk of another cache or position is rejected.
 fn chunk_checksum(chunk: &[u8], cache: &Uuid, index: u32) -> u32 {
     let mut tail = [0; 20];
     tail[..16].copy_from_slice(cache.as_bytes());
@@ -310,7 +310,7 @@ impl CheckpointHeader {
     /// Reads the header page that `reference` names.
     ///
     /// # Errors
-    /// The page is not exactly that header, or has values that are impossible on this device.
+    /// The page is not exactly that header, or contains values that are impossible on this device.
     fn decode(
         bytes: &[u8],
         reference: &CheckpointRef,

@@ -1,4 +1,4 @@
-//! CRC32C (Castagnoli), and how a payload is bound to its address.
+//! CRC32C (Castagnoli), and the binding of a payload to its address.
 //!
 //! The crate `crc-fast` folds with carry-less multiplication: 60 ns for 4 KiB where the plain
 //! CRC32 instruction with three streams takes 137 ns on the same machine.
@@ -25,8 +25,8 @@ pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
 /// Returns the checksum of a block's payload, bound to the cache, the volume and the block: over
 /// the payload, then the UUID (16 bytes), the volume (2 bytes) and the block number (8 bytes).
 ///
-/// `payload` is the whole cell, valid sectors or not. The sequence is bound by the checksum of the
-/// record header that contains this one, so a payload keeps its check when it is reinserted.
+/// `payload` is the whole cell, including invalid sectors. The sequence is bound by the checksum of
+/// the record header that contains this check, so a payload keeps its check when it is reinserted.
 #[inline]
 pub fn payload_check(cache: &Uuid, volume: VolumeId, block: OriginBlock, payload: &[u8]) -> u32 {
     CheckSeed::new(cache, volume).check(block, payload)

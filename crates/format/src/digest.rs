@@ -1,7 +1,7 @@
 //! A digest of data that other programs wrote.
 //!
-//! Not a CRC: filesystems store a CRC32C behind their metadata, and the CRC32C of both together is
-//! the same for all metadata.
+//! It is not a CRC: file systems store a CRC32C after their metadata, and the CRC32C of both
+//! together is the same for all metadata.
 
 /// A digest of numbers and pieces of data.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ impl Digest {
         }
     }
 
-    /// Adds data, and where it ends.
+    /// Adds data and its length, so that the boundaries between pieces count.
     pub fn add(&mut self, data: &[u8]) {
         self.add_word(data.len() as u64);
         for piece in data.chunks(8) {
@@ -34,7 +34,7 @@ impl Digest {
         }
     }
 
-    /// Returns the first sum, then the second one.
+    /// Returns the digest: the first sum, then the second one.
     pub fn value(&self) -> u128 {
         u128::from(self.0[0]) << 64 | u128::from(self.0[1])
     }

@@ -57,7 +57,7 @@ impl Geometry {
         self.block.bytes() / self.granule()
     }
 
-    /// Returns the granules in a record header: 1, or 2 with blocks of 2 KiB.
+    /// Returns the number of granules in a record header: 1, or 2 with blocks of 2 KiB.
     pub fn granules_per_header(&self) -> u64 {
         PAGE_BYTES / self.granule()
     }
@@ -90,7 +90,8 @@ impl Geometry {
         (SegmentId((u64::from(slot.0) >> shift) as u32), position as u32)
     }
 
-    /// Returns whether a block can lie at `slot`: behind a header and wholly within one segment.
+    /// Returns whether a block can be stored at `slot`: after a header and wholly within one
+    /// segment.
     #[inline]
     pub fn holds_block(&self, slot: Slot) -> bool {
         self.cells().contains(slot)
@@ -106,13 +107,13 @@ impl Geometry {
         }
     }
 
-    /// Returns the most blocks that one segment can hold.
+    /// Returns the maximum number of blocks in one segment.
     pub fn blocks_per_segment(&self) -> u64 {
         blocks_per_segment(self.block, self.segment_bytes)
     }
 }
 
-/// The slots at which a block can lie.
+/// The slots at which a block can be stored.
 #[derive(Clone, Debug)]
 pub(crate) struct Cells {
     slots: u64,

@@ -1,4 +1,4 @@
-//! Lays out a cache on a device, and checks the layout of one.
+//! Plans the layout of a cache on a device, and checks existing layouts.
 //!
 //! ```text
 //! 0       64K     128K           256K           384K
@@ -24,9 +24,10 @@ pub const DEFAULT_SEGMENT_BYTES: u64 = 4 << 20;
 pub const MIN_SEGMENT_BYTES: u64 = 256 << 10;
 /// No segment is larger than this, in bytes.
 pub const MAX_SEGMENT_BYTES: u64 = 1 << 30;
-/// The default segment size is halved, down to the minimum, until there are this many.
+/// The default segment size is halved, down to the minimum, until the device has this many
+/// segments.
 pub const WANTED_SEGMENTS: u64 = 64;
-/// Fewest segments in a cache: the open ones, one to reclaim into, and some to fill.
+/// Minimum number of segments in a cache: the open ones, one to reclaim into, and some to fill.
 pub const MIN_SEGMENTS: u64 = 16;
 /// Maximum number of segments in a cache.
 pub const MAX_SEGMENTS: u64 = 1 << 31;
@@ -89,7 +90,7 @@ impl Geometry {
     /// 2^32 slots is not used.
     ///
     /// # Errors
-    /// The device is too small, or a size is impossible or does not fit the others.
+    /// The device is too small, or a size is impossible or does not match the others.
     pub fn plan(
         device_bytes: u64,
         block: BlockSize,
@@ -147,7 +148,7 @@ impl Geometry {
     /// Checks that every field is possible and consistent with the others.
     ///
     /// # Errors
-    /// The name of the first bad field, as in `docs/format.md`.
+    /// The name of the first invalid field, as in `docs/format.md`.
     pub fn validate(&self) -> Result<(), &'static str> {
         let check = |good: bool, field| if good { Ok(()) } else { Err(field) };
         check(valid_segment_size(self.segment_bytes, self.block), "segment_bytes")?;
@@ -188,8 +189,9 @@ fn valid_segment_size(segment: u64, block: BlockSize) -> bool {
     segment.is_power_of_two() && (smallest_segment(block)..=MAX_SEGMENT_BYTES).contains(&segment)
 }
 
-/// Returns the most segments that fit. The checkpoint areas grow with the number of segments, so
-/// this is a binary search; it is valid because the end of the layout grows with the number.
+/// Returns the maximum number of segments that fit. The checkpoint areas grow with the number of
+/// segments, so this is a binary search; it is valid because the end of the layout grows with the
+/// number.
 fn largest_count(device_bytes: u64, block: BlockSize, segment: u64) -> u64 {
     let most = MAX_SEGMENTS.min(MAX_SLOTS / (segment / block.granule()));
     let (mut fits, mut beyond) = (0, most.min(device_bytes / segment) + 1);

@@ -10,7 +10,7 @@
 //! - [`record`]: the headers in the log
 //! - [`checkpoint`]: the snapshot of the index from which recovery starts
 //! - [`checksum`]: CRC32C, and how a payload is bound to its address
-//! - [`digest`]: a digest of data that may end in their own CRC32C
+//! - [`digest`]: a digest of data that may end with the CRC32C of the rest
 //!
 //! Decoded bytes are not trusted: lengths and counts are checked against the bytes at hand before
 //! anything is allocated, and a valid checksum does not make an impossible value acceptable.

@@ -29,11 +29,11 @@ const CHECKSUM_FROM: usize = 8;
 const KIND_DATA: u8 = 1;
 const KIND_MARKS: u8 = 2;
 const KIND_OPENING: u8 = 3;
-/// XORed with the upper half of the generation: the first programs wrote the length of the header
-/// there, which so reads as 0.
+/// XORed with the upper half of the generation: the first programs stored the length of the header
+/// in that field, which is thereby decoded as 0.
 const NARROW: u32 = HEADER_BYTES as u32;
 
-/// The fixed part of a record header as it lies on the device.
+/// The fixed part of a record header as stored on the device.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct OnDiskHead {
@@ -66,12 +66,14 @@ const _: () = {
     assert!(offset_of!(OnDiskHead, durable_through) == 56);
 };
 
-/// Returns the most entries in one data record: 126 for blocks of up to 32 KiB, 14 for 1 MiB.
+/// Returns the maximum number of entries in a data record: 126 for blocks of up to 32 KiB, 14 for 1
+/// MiB.
 pub fn max_entries(block: BlockSize) -> usize {
     (HEADER_BYTES - FIXED) / entry_bytes(block.sectors())
 }
 
-/// Returns the bytes in a data record of `entries` entries, header and payload.
+/// Returns the size of a data record with `entries` entries, in bytes, including header and
+/// payload.
 pub fn data_record_bytes(block: BlockSize, entries: usize) -> u64 {
     HEADER_BYTES as u64 + entries as u64 * block.bytes()
 }
@@ -88,7 +90,7 @@ pub enum RecordError {
     /// The header is torn or damaged.
     #[error("the record header is damaged: its checksum does not match")]
     Checksum,
-    /// An intact header of another cache.
+    /// The header is intact, but of another cache.
     #[error("the record header belongs to another cache")]
     OtherCache,
     /// A field with an impossible value under a valid checksum.
@@ -105,12 +107,12 @@ pub enum EncodeError {
     /// The record has no entries, or more than fit.
     #[error("{given} entries are not possible in one record; there are 1 to {most}")]
     Count {
-        /// Entries that were given.
+        /// Number of entries that were given.
         given: usize,
-        /// Entries that fit.
+        /// Maximum number of entries.
         most: usize,
     },
-    /// A value that does not fit its field.
+    /// A value does not fit its field.
     #[error("the value for the field '{0}' does not fit a record header")]
     Range(&'static str),
 }
@@ -118,17 +120,17 @@ pub enum EncodeError {
 /// The fields that all record headers share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The cache that the record belongs to.
+    /// The cache to which the record belongs.
     pub cache: Uuid,
     /// The segment that holds the record.
     pub segment: SegmentId,
-    /// Generation of the segment's opening that the record belongs to.
+    /// Generation of the segment's opening to which the record belongs.
     pub generation: Generation,
     /// Position of the record, in granules from the start of the segment.
     pub position: u32,
     /// The record's number.
     pub number: RecordNumber,
-    /// All records with a number up to this were durable when this header was made.
+    /// All records with numbers up to this one were durable when this header was created.
     pub durable_through: RecordNumber,
 }
 
@@ -146,7 +148,7 @@ pub enum Body {
 }
 
 impl Body {
-    /// Returns whether there is no record.
+    /// Returns whether this is an opening instead of a record.
     pub fn is_opening(&self) -> bool {
         matches!(self, Body::Opening(_))
     }
@@ -157,13 +159,13 @@ impl Body {
 pub struct RecordHeader {
     /// The segment that holds the record.
     pub segment: SegmentId,
-    /// Generation of the segment's opening that the record belongs to.
+    /// Generation of the segment's opening to which the record belongs.
     pub generation: Generation,
     /// Position of the record, in granules from the start of the segment.
     pub position: u32,
     /// The record's number.
     pub number: RecordNumber,
-    /// All records with a number up to this were durable when this header was made.
+    /// All records with numbers up to this one were durable when this header was created.
     pub durable_through: RecordNumber,
     /// Bytes of payload behind the header.
     pub payload_bytes: u32,
@@ -172,7 +174,7 @@ pub struct RecordHeader {
 }
 
 impl RecordHeader {
-    /// Returns the granules that the record takes, header and payload.
+    /// Returns the number of granules in the record, including header and payload.
     pub fn granules(&self, geometry: &Geometry) -> u32 {
         ((HEADER_BYTES as u64 + u64::from(self.payload_bytes)) / geometry.granule()) as u32
     }
@@ -225,8 +227,8 @@ pub fn encode_marks(into: &mut [u8], head: &Head, marks: &[Mark]) -> Result<(), 
 }
 
 /// Writes the opening of a segment into `into`, which must have exactly [`HEADER_BYTES`]. `head` is
-/// that of the segment's first record, except for the position. Of the `free` segments it names at
-/// most [`MAX_FREE`].
+/// that of the segment's first record, except for the position. At most [`MAX_FREE`] of the `free`
+/// segments are named.
 ///
 /// # Errors
 /// The buffer's size or a value is impossible.
@@ -298,7 +300,7 @@ fn seal(header: &mut [u8]) {
     header[4..CHECKSUM_FROM].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// Reads a record header from the start of `bytes`; the payload behind it is not examined.
+/// Reads a record header from the start of `bytes`; the payload after it is not examined.
 ///
 /// Segment, generation and position are only checked to be possible on this device; the caller must
 /// compare them with the place where the bytes were found.
@@ -331,7 +333,7 @@ pub fn decode_head(bytes: &[u8], geometry: &Geometry, cache: &Uuid) -> Result<He
 }
 
 /// Returns segment, position and generation from the first 64 bytes of a header. Its checksum is
-/// not verified, so the result can rule out a header for [`decode_head`], but prove none.
+/// not verified, so the result can rule out a header for [`decode_head`], but not prove one.
 pub fn claimed(bytes: &[u8], cache: &Uuid) -> Option<(SegmentId, u32, Generation)> {
     let (head, _) = OnDiskHead::ref_from_prefix(bytes).ok()?;
     let is_ours = head.magic.get() == MAGIC && head.cache == *cache.as_bytes();

@@ -24,14 +24,14 @@ pub const VERSION: u32 = 1;
 /// superblock and volume table are written twice. A reader must not rely on openings and parity:
 /// both can be missing.
 pub const PROTECTED: u64 = 2;
-/// Feature bit in `incompat`: the volume table has identities or samples of origins.
+/// Feature bit in `incompat`: the volume table contains identities or samples of origins.
 pub const ORIGINS_KNOWN: u64 = 1;
 /// Feature bit in `incompat`: a volume is in order: its origin receives versions in the order of
 /// flushes.
 pub const ORDERED: u64 = 2;
 /// Feature bit in `incompat`: generations of segments may be beyond 31 bits.
 pub const WIDE_GENERATIONS: u64 = 4;
-/// Feature bit in `incompat`: a volume may have lost data and its operator has not acknowledged
+/// Feature bit in `incompat`: a volume may have lost data, and its operator has not acknowledged
 /// that.
 pub const DAMAGED: u64 = 8;
 /// Feature bit in `incompat`: there is an [`AcceptedLog`].
@@ -46,7 +46,7 @@ const CLEAN_SHUTDOWN: u32 = 1;
 const NO_CHECKPOINT: u32 = u32::MAX;
 const CHECKSUM_AT: usize = PAGE - 4;
 
-/// The superblock as it lies on the device.
+/// The superblock as stored on the device.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct OnDiskSuperblock {
@@ -133,14 +133,14 @@ pub enum SuperblockError {
         "the cache device uses features that this program does not know (bits {0:#x}); use a newer program"
     )]
     Incompatible(u64),
-    /// A valid superblock for another place: a copied part of a device.
+    /// A valid superblock for another position: a part of a device was copied.
     #[error(
         "the superblock at byte {at} was written for byte {own}: this is a copy of a part of another device"
     )]
     Misplaced {
-        /// Offset at which it was found, in bytes.
+        /// Offset at which the superblock was found, in bytes.
         at: u64,
-        /// Offset that it records as its own, in bytes.
+        /// Offset that the superblock records as its own, in bytes.
         own: u64,
     },
     /// A field with an impossible value under a valid checksum.
@@ -160,7 +160,7 @@ pub struct VolumeTableRef {
     pub area: u8,
     /// Length in bytes, without the padding to whole pages.
     pub len: u32,
-    /// The table's own checksum.
+    /// The checksum of the table itself.
     pub crc: u32,
 }
 
@@ -169,7 +169,7 @@ pub struct VolumeTableRef {
 pub struct Superblock {
     /// The cache's identity; every structure on the device repeats it.
     pub cache: Uuid,
-    /// Incremented with every superblock; the copy with the higher one is current.
+    /// Incremented with every superblock; the copy with the higher generation is current.
     pub generation: u64,
     /// Features that any program may ignore.
     pub compat: u64,
@@ -181,13 +181,14 @@ pub struct Superblock {
     pub geometry: Geometry,
     /// The current volume table.
     pub volume_table: VolumeTableRef,
-    /// The current checkpoint; none before the first.
+    /// The current checkpoint. `None` before the first.
     pub checkpoint: Option<CheckpointRef>,
     /// Whether the last user shut down cleanly. Only a hint that there is nothing to recover.
     pub clean_shutdown: bool,
-    /// The number that the next volume gets, if it is free.
+    /// The number of the next volume, unless it is in use.
     pub next_volume_id: u16,
-    /// The highest record number when this was written. Informational: recovery does not use it.
+    /// The highest record number when this superblock was written. Informational: recovery does not
+    /// use it.
     pub last_record: RecordNumber,
     /// The part of the log since the checkpoint that recoveries accepted; set with
     /// [`Superblock::accept`].
@@ -195,7 +196,7 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// Sets the accepted part of the log. It must fit: see [`AcceptedLog::fits`].
+    /// Sets the accepted part of the log, which must fit: see [`AcceptedLog::fits`].
     pub fn accept(&mut self, accepted: Option<AcceptedLog>) {
         self.incompat &= !ACCEPTED;
         self.incompat |= if accepted.is_some() { ACCEPTED } else { 0 };
@@ -281,13 +282,13 @@ impl Superblock {
         raw.fields().map_err(SuperblockError::Absurd)
     }
 
-    /// Chooses the current one of the copies read at [`COPY_A`] and [`COPY_B`]: the valid one with
+    /// Returns the current one of the copies read at [`COPY_A`] and [`COPY_B`]: the valid copy with
     /// the higher generation.
     ///
     /// # Errors
-    /// Both copies are bad, they belong to different caches, or one is intact with an unknown
-    /// version or unknown features: then a newer program was here, and the other copy is out of
-    /// date.
+    /// Both copies are invalid, they belong to different caches, or one is intact with an unknown
+    /// version or unknown features: a newer program has then used the device, and the other copy is
+    /// out of date.
     pub fn choose(copy_a: &[u8], copy_b: &[u8]) -> Result<Superblock, SuperblockError> {
         use SuperblockError::{Incompatible, Mixed, Version};
         match (Self::decode(copy_a, COPY_A), Self::decode(copy_b, COPY_B)) {

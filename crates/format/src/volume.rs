@@ -76,7 +76,7 @@ struct OnDiskVolume {
     fingerprint: [u8; 32],
 }
 
-/// One setting.
+/// A setting.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct OnDiskSetting {
@@ -95,7 +95,7 @@ const _: () = {
     assert!(SETTING_BYTES == 10);
 };
 
-/// One volume.
+/// A volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeRecord {
     /// Number of the volume in this cache.
@@ -104,7 +104,7 @@ pub struct VolumeRecord {
     pub uuid: Uuid,
     /// Name of the volume: 1 to 64 of `A-Z a-z 0-9 . _ -`, not `.` or `..`.
     pub name: String,
-    /// The path or URI of the origin as the operator gave it: 1 to 1024 bytes without control
+    /// The path or URI of the origin as the operator specified it: 1 to 1024 bytes without control
     /// characters.
     pub origin: String,
     /// Size of the origin in bytes.
@@ -118,16 +118,17 @@ pub struct VolumeRecord {
     pub durability: Durability,
     /// Replacement policy.
     pub policy: ReplacementKind,
-    /// Name of the withdrawn policy that the table has instead; the next table has `policy`.
+    /// Name of the withdrawn policy that the table contains instead; the next table contains
+    /// `policy`.
     pub withdrawn_policy: Option<&'static str>,
-    /// Whether it starts automatically.
+    /// Whether the volume starts automatically.
     pub started: bool,
-    /// Fingerprint of the origin at the last orderly stop; absent while the volume runs.
+    /// Fingerprint of the origin at the last orderly stop. `None` while the volume runs.
     pub fingerprint: Option<[u8; 32]>,
     /// Identity of the origin, independent of its content; 1 to 16 parts.
     pub identity: Option<Identity>,
-    /// State of the origin at the last orderly stop, besides the fingerprint; empty while the
-    /// volume runs.
+    /// State of the origin at the last orderly stop, in addition to the fingerprint; empty while
+    /// the volume runs.
     pub left: Left,
     /// Samples of the origin; their number follows from its size.
     pub samples: Option<Samples>,
@@ -275,7 +276,7 @@ fn decode_identity(bytes: &[u8]) -> Result<(IdentityParts, &[u8]), VolumeDefect>
     Ok((parts, rest))
 }
 
-/// Why one volume could not be read.
+/// The reason why a volume could not be read.
 enum VolumeDefect {
     Cut,
     Field(&'static str),

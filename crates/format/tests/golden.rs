@@ -1,8 +1,8 @@
-//! The bytes of format version 1, with and without its features, frozen. An image that differs
-//! means that caches that exist can no longer be read: that needs a new version, not a new image.
+//! The bytes of format version 1, with and without its features, frozen. If an image differs,
+//! existing caches can no longer be read: that needs a new version, not a new image.
 //!
-//! Images of new structures are made with `FOREBAY_WRITE_GOLDEN=1 cargo test -p forebay-format`;
-//! images that exist are never overwritten.
+//! Images of new structures are created with `FOREBAY_WRITE_GOLDEN=1 cargo test -p forebay-format`;
+//! existing images are never overwritten.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ use forebay_format::{
     VolumeRecord, VolumeTableRef, volume,
 };
 
-/// Compares with the image of that name, or makes it on request if there is none.
+/// Compares with the image of that name, or creates it on request if it does not exist.
 fn compare(name: &str, bytes: &[u8]) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden").join(name);
     if std::env::var_os("FOREBAY_WRITE_GOLDEN").is_some() && !path.exists() {
@@ -43,8 +43,7 @@ fn geometry(block: BlockSize) -> Geometry {
     Geometry::plan(1 << 30, block, 512, Some(8 << 20)).expect("a plan")
 }
 
-/// A cache as the first programs laid it out, with no room for parity behind the largest
-/// checkpoint.
+/// A cache as the first programs planned it, without space for parity after the largest checkpoint.
 fn first_geometry() -> Geometry {
     let area = 0x0080_1000;
     let checkpoints = 384 << 10;
@@ -316,7 +315,7 @@ fn records_of_wide_generations() {
     assert_eq!((read.number, read.payload_bytes), (head.number, 0));
 }
 
-/// The first programs took the next generation some time after the segment table.
+/// The first programs read the next generation some time after the segment table.
 #[test]
 fn checkpoint_of_the_first_programs() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/checkpoint.bin");

@@ -17,7 +17,7 @@ fn specification() -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Values with their numbers in the volume table, in the order of those.
+/// Values with their numbers in the volume table, in the order of these numbers.
 fn codes<T: Copy + ToString>(all: &[T], code: impl Fn(T) -> u8) -> String {
     let mut codes: Vec<_> = all.iter().map(|value| (code(*value), value.to_string())).collect();
     codes.sort_unstable();

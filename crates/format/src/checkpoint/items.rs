@@ -17,7 +17,7 @@ const FLAG_BITS: u32 = 4;
 const VOLUME_SHIFT: u32 = 48;
 const RANK_BITS: u32 = 4;
 
-/// An entry of the segment table as it lies on the device.
+/// An entry of the segment table as stored on the device.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct OnDiskSegment {
@@ -27,7 +27,7 @@ pub(super) struct OnDiskSegment {
     generation_high: U32,
 }
 
-/// One index entry as it lies on the device.
+/// An index entry as stored on the device.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct OnDiskEntry {
@@ -43,7 +43,7 @@ const _: () = {
 };
 
 impl OnDiskSegment {
-    /// Encodes a segment's state; `None` if the generation does not fit.
+    /// Encodes a segment's state. Returns `None` if the generation does not fit.
     pub(super) fn new(state: &SegmentState) -> Option<Self> {
         let (low, high) = generation::split(state.generation)?;
         let usage = match state.usage {
@@ -155,8 +155,8 @@ pub(super) fn write_mask(mask: &PartialMask, block: BlockSize, place: &mut [u8])
     mask.block.0 < MAX_BLOCKS && mask.mask.sectors() == block.sectors()
 }
 
-/// Returns whether a mask has no bits beyond the sectors of a block; `item` is its address and its
-/// words.
+/// Returns whether a mask has no bits beyond the sectors of a block. `item` consists of the mask's
+/// address and its words.
 pub(super) fn mask_is_possible(item: &[U64], block: BlockSize) -> bool {
     let unused = if block.sectors() >= 64 { 0 } else { u64::MAX << block.sectors() };
     item.split_first().is_some_and(|(address, words)| {

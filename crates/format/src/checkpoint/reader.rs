@@ -1,4 +1,4 @@
-//! Reading a checkpoint, one chunk at a time.
+//! Reads a checkpoint, one chunk at a time.
 
 use forebay_core::BlockSize;
 use uuid::Uuid;
@@ -33,7 +33,7 @@ pub struct CheckpointReader {
     alone: bool,
 }
 
-/// The items of one chunk, already checked.
+/// The items of one chunk, which have been checked.
 #[derive(Clone, Copy, Debug)]
 pub struct ChunkItems<'a> {
     block: BlockSize,
@@ -65,7 +65,7 @@ impl CheckpointReader {
     /// Starts with the header page, which must be the one that `reference` names.
     ///
     /// # Errors
-    /// The page is not exactly that header, or has values that are impossible on this device.
+    /// The page is not exactly that header, or contains values that are impossible on this device.
     pub fn open(
         header: &[u8],
         reference: &CheckpointRef,
@@ -101,15 +101,15 @@ impl CheckpointReader {
         Some((offset, left.min(CHUNK_BYTES as u64) as usize))
     }
 
-    /// Returns the number of the chunk in which this entry is, or would be after the last one, if
-    /// all chunks before it are full.
+    /// Returns the number of the chunk that contains this entry, or would contain it if it followed
+    /// the last one, provided that all chunks before it are full.
     pub fn chunk_of_entry(&self, entry: u64) -> u32 {
         let item = u64::from(self.header.segment_count) + entry;
         u32::try_from(item / ITEMS_IN_CHUNK).unwrap_or(u32::MAX)
     }
 
-    /// Returns a reader for one chunk at any position; there is none there if it has no
-    /// [`place`](Self::place). It must not be finished.
+    /// Returns a reader for one chunk at any position, which need not exist: it then has no
+    /// [`place`](Self::place). The reader must not be finished.
     pub fn at(&self, chunk: u32) -> Self {
         let before = u64::from(chunk) * ITEMS_IN_CHUNK;
         let segments = u64::from(self.header.segment_count);
@@ -182,7 +182,7 @@ impl CheckpointReader {
         self.entries_left -= count as u64;
         let full = (segments.len() + entries.len()) as u64 == ITEMS_IN_CHUNK;
         if self.alone && self.entries_left > 0 && !full {
-            // The numbers of the items in it would be others than its position says.
+            // The numbers of the chunk's items would differ from those that its position implies.
             return Err(Absurd("chunk.len"));
         }
         let masks = <[U64]>::ref_from_bytes(items).map_err(|_| Absurd("chunk.len"))?;
@@ -216,7 +216,7 @@ impl CheckpointReader {
         Ok(ChunkItems { block: self.block, segments, entries, masks })
     }
 
-    /// Checks that everything that the header announces was fed, and returns the header.
+    /// Checks that everything that the header announces was fed. Returns the header.
     ///
     /// # Errors
     /// Something is missing, or the number of masks differs from that of the partial entries.

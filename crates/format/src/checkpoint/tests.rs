@@ -62,7 +62,7 @@ fn content(geometry: &Geometry, entries: u64, every: u64) -> Content {
     content
 }
 
-/// A checkpoint area as it lies on a device.
+/// A checkpoint area as stored on a device.
 struct Area {
     bytes: Vec<u8>,
     reference: CheckpointRef,
@@ -88,7 +88,7 @@ fn write(geometry: &Geometry, content: &Content) -> Result<Area, CheckpointWrite
             flush(&mut writer, &mut bytes)?;
         }
     }
-    // In batches, as they come from the shards of an index.
+    // Entries are pushed in batches, as they come from the shards of an index.
     for mut batch in content.entries.chunks(1000) {
         while !batch.is_empty() {
             batch = &batch[writer.push_entries(batch)?..];
@@ -269,7 +269,7 @@ fn chunks_of_another_place_time_or_cache_are_refused() {
     let empty = CheckpointReader::open(&[0; PAGE], &good.reference, &geometry, cache());
     assert_eq!(empty.err(), Some(CheckpointError::NotACheckpoint));
 
-    // A chunk of an earlier checkpoint in the same place of the same cache.
+    // A chunk of an earlier checkpoint at the same position of the same cache.
     let mut earlier =
         Area { bytes: good.bytes.clone(), reference: good.reference, parity: Vec::new() };
     earlier.bytes[chunk(0).start + 8] = 76;

@@ -1,4 +1,4 @@
-//! Making a checkpoint, one chunk at a time.
+//! Creates a checkpoint, one chunk at a time.
 
 use forebay_core::{BlockSize, Generation, RecordNumber};
 use uuid::Uuid;
@@ -22,11 +22,11 @@ pub enum CheckpointWriteError {
     /// Segments come first, then entries, then masks.
     #[error("the parts of a checkpoint are written in the wrong order")]
     Order,
-    /// A value that does not fit its field.
+    /// A value does not fit its field.
     #[error("the value for the field '{0}' does not fit a checkpoint")]
     Range(&'static str),
-    /// The number of segments is not the cache's, the number of masks is not that of the partial
-    /// entries, or the last chunk was not taken.
+    /// The number of segments differs from the cache's, the number of masks from that of the
+    /// partial entries, or the last chunk was not taken.
     #[error("the checkpoint is incomplete: {0}")]
     Incomplete(&'static str),
 }
@@ -137,11 +137,11 @@ impl CheckpointWriter {
         self.arrangement = Some(Arrangement { dirty: 0, ..arrangement });
     }
 
-    /// Adds entries of the segment table, in the order of the segments. Returns how many were
-    /// taken.
+    /// Adds entries of the segment table, in the order of the segments. Returns the number of
+    /// entries that were accepted.
     ///
     /// # Errors
-    /// Wrong order, or a generation that is not below 2^62.
+    /// The order is wrong, or a generation is not below 2^62.
     pub fn push_segments(
         &mut self,
         segments: &[SegmentState],
@@ -159,10 +159,11 @@ impl CheckpointWriter {
         Ok(taken)
     }
 
-    /// Adds index entries, in any order unless one was announced. Returns how many were taken.
+    /// Adds index entries, in any order unless one was announced. Returns the number of entries
+    /// that were accepted.
     ///
     /// # Errors
-    /// Wrong order, or a value that does not fit.
+    /// The order is wrong, or a value does not fit.
     pub fn push_entries(&mut self, entries: &[IndexEntry]) -> Result<usize, CheckpointWriteError> {
         self.enter(CheckpointSection::Entries)?;
         let room = &mut self.chunk[self.used..];
@@ -189,10 +190,11 @@ impl CheckpointWriter {
         Ok(taken)
     }
 
-    /// Adds the masks of the partial entries, in any order. Returns how many were taken.
+    /// Adds the masks of the partial entries, in any order. Returns the number of masks that were
+    /// accepted.
     ///
     /// # Errors
-    /// Wrong order, or a mask that is not for a block of this cache.
+    /// The order is wrong, or a mask is not for a block of this cache.
     pub fn push_masks(&mut self, masks: &[PartialMask]) -> Result<usize, CheckpointWriteError> {
         self.enter(CheckpointSection::Masks)?;
         let bytes = mask_bytes(self.block.sectors());
@@ -210,8 +212,8 @@ impl CheckpointWriter {
         Ok(taken)
     }
 
-    /// Seals the items added since the last chunk; `None` if there are none. The bytes must be
-    /// written or copied before more items are added.
+    /// Seals the items added since the last chunk. Returns `None` if there are none. The bytes must
+    /// be written or copied before more items are added.
     ///
     /// # Errors
     /// The chunk does not fit the area, because chunks were taken before they were full.

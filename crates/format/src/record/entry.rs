@@ -40,14 +40,14 @@ pub const fn entry_bytes(sectors: u32) -> usize {
     ENTRY_BYTES + 8 * sectors.div_ceil(64) as usize
 }
 
-/// One block in a data record. The payload of entry `i` is the cell `i` behind the header.
+/// A block in a data record. The payload of entry `i` is the cell `i` after the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataEntry {
-    /// The volume that the block belongs to.
+    /// The volume to which the block belongs.
     pub volume: VolumeId,
     /// The block's number, below [`MAX_BLOCKS`].
     pub block: OriginBlock,
-    /// Order among all versions of all blocks of the cache: the highest is the newest.
+    /// Position in the order of all versions of all blocks of the cache: the highest is the newest.
     pub sequence: u64,
     /// Whether the valid sectors are newer than the origin.
     pub dirty: bool,

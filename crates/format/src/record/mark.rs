@@ -8,7 +8,8 @@ use super::{FIXED, HEADER_BYTES, RecordError};
 use crate::generation;
 use crate::geometry::Geometry;
 
-/// Bytes in a mark: the slot, then the generation in the upper 31 bits and the kind in the lowest.
+/// Size of a mark in bytes: the slot, then the generation in the upper 31 bits and the kind in the
+/// lowest bit.
 pub(super) const MARK_BYTES: usize = 8;
 /// Maximum number of marks in one record.
 pub const MAX_MARKS: usize = (HEADER_BYTES - FIXED) / MARK_BYTES;
@@ -29,7 +30,7 @@ pub enum MarkKind {
 pub struct Mark {
     /// The slot of the block's payload.
     pub slot: Slot,
-    /// The generation of the slot's segment, so that a late mark cannot hit a block of the
+    /// The generation of the slot's segment, so that a late mark cannot affect a block of the
     /// segment's next life. Only the lower half is stored: compare with [`Mark::means`].
     pub generation: Generation,
     /// The new state.

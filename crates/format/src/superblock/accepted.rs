@@ -16,24 +16,25 @@ pub const MAX_LEFT_OUT: usize = 64;
 pub const MAX_TORN: usize = 512;
 
 /// The decisions of recoveries after which the cache was used without a new checkpoint. A later
-/// recovery that reads the same records must decide alike.
+/// recovery that reads the same records must decide in the same way.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AcceptedLog {
-    /// The highest number that is decided. No record with a lower number is written any more.
+    /// The highest record number for which a decision exists. No record with a lower number is
+    /// written any more.
     pub through: RecordNumber,
     /// Sequences up to this are not assigned any more.
     pub sequence: u64,
     /// Segments opened later have this generation or a higher one.
     pub next_generation: Generation,
-    /// Numbers without a record that counts, in ascending order and with others between them. All
-    /// other records between the checkpoint's base and `through` count, and are durable.
+    /// Numbers without an accepted record, in ascending order, and not adjacent. All other records
+    /// between the checkpoint's base and `through` are accepted, and are durable.
     pub left_out: Vec<RangeInclusive<u64>>,
     /// First granules of the cells in accepted records whose payload did not reach the device.
     pub torn: Vec<Slot>,
 }
 
 impl AcceptedLog {
-    /// Returns whether a superblock has room for it.
+    /// Returns whether a superblock has space for this accepted log.
     pub fn fits(&self) -> bool {
         self.left_out.len() <= MAX_LEFT_OUT && self.torn.len() <= MAX_TORN
     }
@@ -51,7 +52,7 @@ impl AcceptedLog {
     }
 }
 
-/// An accepted log as it lies in a superblock.
+/// An accepted log as stored in a superblock.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 pub(super) struct OnDiskAccepted {
@@ -73,7 +74,7 @@ const _: () = {
 };
 
 impl OnDiskAccepted {
-    /// Encodes as much as there is room for; see [`AcceptedLog::fits`].
+    /// Encodes as much as fits; see [`AcceptedLog::fits`].
     pub(super) fn new(accepted: &AcceptedLog) -> Self {
         let (mut left_out, mut torn) = ([[U64::ZERO; 2]; MAX_LEFT_OUT], [U32::ZERO; MAX_TORN]);
         for (place, range) in left_out.iter_mut().zip(&accepted.left_out) {
@@ -94,7 +95,7 @@ impl OnDiskAccepted {
         }
     }
 
-    /// Decodes it. The error is the field with an impossible value.
+    /// Decodes the accepted log. The error is the name of the field with an impossible value.
     pub(super) fn fields(&self, geometry: &Geometry) -> Result<AcceptedLog, &'static str> {
         let count = |count: U64, field| Some(count.get()).filter(|it| *it < MAX_COUNT).ok_or(field);
         let through = count(self.through, "accepted_through")?;
@@ -102,7 +103,7 @@ impl OnDiskAccepted {
         let mut left_out: Vec<RangeInclusive<u64>> = Vec::new();
         for [first, last] in ranges.ok_or("left_out_count")? {
             let (first, last) = (first.get(), last.get());
-            // Others are between two ranges.
+            // There are accepted numbers between two ranges.
             let least = left_out.last().map_or(0, |range| range.end() + 2);
             if first < least || last < first || last > through {
                 return Err("left_out");

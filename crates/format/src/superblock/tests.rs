@@ -250,7 +250,7 @@ fn the_valid_copy_with_the_higher_generation_counts() {
     assert_eq!(chosen(&at(1, COPY_A), &torn_b), Ok(1));
     assert_eq!(chosen(&at(1, COPY_A), &zero), Ok(1));
     assert_eq!(chosen(&zero, &at(1, COPY_B)), Ok(1));
-    // Copy A found in the place of copy B counts for nothing.
+    // Copy A found at the position of copy B is invalid.
     assert_eq!(chosen(&at(1, COPY_A), &at(5, COPY_A)), Ok(1));
     assert_eq!(chosen(&torn_a, &torn_b), Err(Checksum));
     assert_eq!(chosen(&zero, &torn_b), Err(Checksum));
@@ -278,7 +278,7 @@ proptest! {
         prop_assert!(Superblock::decode(&page, COPY_A).is_err());
     }
 
-    /// Any one field with any value: refused, or a superblock that is wholly possible.
+    /// Any one field with any value: it is refused, or the superblock is wholly possible.
     #[test]
     fn any_forged_word_is_refused_or_possible(at in 0usize..900, value: u32, small in 0u32..70_000) {
         for value in [value, small] {

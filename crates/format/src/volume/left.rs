@@ -1,8 +1,8 @@
-//! State of an origin at an orderly stop, besides its fingerprint.
+//! State of an origin at an orderly stop, in addition to its fingerprint.
 //!
-//! Stored as parts of the identity with codes of their own: releases that do not know them compare
-//! them with nothing, and remove them when they start the volume, because they take the identity
-//! anew after an orderly stop.
+//! The state is stored as parts of the identity with separate codes: releases that do not know the
+//! codes compare them with nothing, and remove them when they start the volume, because they
+//! determine the identity again after an orderly stop.
 
 use forebay_core::identity::MAX_IDENTITY_PARTS;
 use forebay_core::{Evidence, Identity};
@@ -24,12 +24,12 @@ pub struct Left {
 }
 
 impl Left {
-    /// Returns whether nothing is known.
+    /// Returns whether the state is unknown.
     pub fn is_empty(&self) -> bool {
         *self == Left::default()
     }
 
-    /// Returns the parts of an identity and this, as they are stored.
+    /// Returns the parts of an identity and of this state, as they are stored.
     pub(super) fn beside(&self, identity: Option<&Identity>) -> IdentityParts {
         let parts = identity.into_iter().flat_map(Identity::parts);
         let mut parts: IdentityParts = parts.map(|(code, text)| (code, text.to_owned())).collect();
@@ -40,15 +40,16 @@ impl Left {
         parts
     }
 
-    /// Takes this from stored parts; the others are the identity. `None`: they are impossible.
+    /// Extracts this state from stored parts; the others are the identity. Returns `None` if the
+    /// parts are impossible.
     pub(super) fn taken_from(parts: IdentityParts) -> Option<(Self, Option<Identity>)> {
-        // All of them obey the same limits.
+        // All parts obey the same limits.
         Identity::from_parts(parts.clone())?;
         let mut left = Left::default();
         let mut rest = Vec::new();
         for (code, text) in parts {
             match code {
-                // Parts that a later release has stored are unknown here, and are not kept.
+                // Parts that a later release has stored are unknown to this one, and are not kept.
                 EVIDENCE => left.evidence = text.parse().ok(),
                 STARTS => {
                     let digest = text.strip_prefix("1 ").filter(|digest| digest.len() == 32);

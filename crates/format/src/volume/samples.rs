@@ -1,8 +1,9 @@
 //! Samples of an origin: checksums of some of its pages, and which of these pages the cache has not
 //! written to since.
 //!
-//! The places follow from the size of the origin alone: the first 256 KiB, where filesystems change
-//! something at every mount, and 64 places spread over the whole origin, its end included.
+//! The positions depend only on the size of the origin: the first 256 KiB, where file systems
+//! change something at every mount, and 64 positions spread over the whole origin, including its
+//! end.
 
 use std::mem::size_of;
 
@@ -44,7 +45,8 @@ pub fn sample_places(origin_bytes: u64) -> Vec<u64> {
 /// Method of computing the checksums of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SampleCheck {
-    /// CRC32C. Earlier programs took these. They miss changes of data that end in their own CRC32C.
+    /// CRC32C, used by earlier programs. It does not detect changes of data that end with the
+    /// CRC32C of the rest.
     Crc32c,
     /// The first 32 bits of a [`Digest`].
     Digest,
@@ -67,7 +69,7 @@ impl SampleCheck {
 /// The samples of one origin. Sample `i` is at the `i`-th of [`sample_places`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Samples {
-    /// Method of computing them.
+    /// The method by which the checksums are computed.
     pub by: SampleCheck,
     /// The checksum of each sample, at most [`MAX_SAMPLES`].
     pub checks: Vec<u32>,
@@ -98,7 +100,7 @@ impl Samples {
             .unwrap_or(0)
     }
 
-    /// Returns whether these are possible samples of an origin of `origin_bytes`.
+    /// Returns whether these samples are possible for an origin of `origin_bytes`.
     pub(super) fn check(&self, origin_bytes: u64) -> bool {
         self.checks.len() == sample_places(origin_bytes).len()
             && self.untouched & !Self::all_bits(self.checks.len()) == 0
@@ -129,7 +131,7 @@ impl Samples {
         }
     }
 
-    /// Takes these settings out of those of a volume. If they are about other samples, a program
+    /// Removes these settings from those of a volume. If they describe other samples, a program
     /// that does not know them has taken the samples since.
     pub(super) fn take_settings(samples: Option<&mut Samples>, settings: &mut Vec<(u16, u64)>) {
         let mut take = |wanted| {
@@ -209,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_digest_sees_metadata_that_a_crc_is_blind_to() {
-        // As a superblock of ext4: 1020 bytes, and the CRC32C of them.
+        // Like a superblock of ext4: 1020 bytes, and their CRC32C.
         let page = |mounts: u8| {
             let mut page = vec![0; SAMPLE_BYTES as usize];
             page[1024 + 52] = mounts;

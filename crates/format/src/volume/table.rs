@@ -22,7 +22,7 @@ const CHECKSUM: usize = 8;
 const CHECKSUM_FROM: usize = 12;
 const NAMED_BY: usize = 36;
 
-/// The start of the table as it lies on the device.
+/// The start of the table as stored on the device.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct OnDiskTable {
@@ -45,16 +45,16 @@ const _: () = {
 /// Why a volume table is rejected, or cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeTableError {
-    /// There is no volume table.
+    /// The area contains no volume table.
     #[error("there is no volume table where the superblock says")]
     NotATable,
     /// Fewer bytes than needed.
     #[error("the volume table is cut off")]
     Truncated,
-    /// Torn, damaged, or not the table that the superblock names.
+    /// The table is torn, damaged, or not the one that the superblock names.
     #[error("the volume table is damaged: its checksum does not match")]
     Checksum,
-    /// An intact table of another cache.
+    /// The table is intact, but of another cache.
     #[error("the volume table belongs to another cache")]
     OtherCache,
     /// A volume with an impossible value.
@@ -93,7 +93,7 @@ pub struct EncodedTable {
     pub bytes: Vec<u8>,
     /// Length in bytes without the padding.
     pub len: u32,
-    /// The table's own checksum.
+    /// The checksum of the table itself.
     pub crc: u32,
 }
 
@@ -149,9 +149,9 @@ pub fn encode(
     Ok(EncodedTable { bytes, len: len as u32, crc })
 }
 
-/// Returns the reference that the table at the start of `area` makes for itself, if it was written
-/// for the superblock of `generation`; [`decode`] tells whether it is intact. Its first page is
-/// enough.
+/// Returns the reference that the table at the start of `area` contains for itself, if it was
+/// written for the superblock of `generation`; [`decode`] determines whether it is intact. Its
+/// first page suffices.
 pub fn own_reference(bytes: &[u8], area: u8, generation: u64) -> Option<VolumeTableRef> {
     let (head, _) = OnDiskTable::ref_from_prefix(bytes).ok()?;
     let fits = u64::from(head.len.get()) <= VOLUME_AREA_BYTES;

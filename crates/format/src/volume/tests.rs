@@ -53,7 +53,7 @@ fn digests_of_samples_are_none_to_programs_that_compare_crcs() {
     before.samples = Some(digests.clone());
     let table = encode(&[before.clone()], &cache(), BLOCK).expect("possible");
     assert_eq!(read(&table), Ok(vec![before.clone()]));
-    // Such a program finds no sample untouched, and keeps the settings that it does not know.
+    // Such a program finds no untouched sample, and keeps the settings that it does not know.
     let as_seen = |checks: &[u32], untouched| VolumeRecord {
         samples: Some(crcs(checks.to_vec(), untouched)),
         settings: before.settings.iter().copied().chain(digests.settings()).collect(),
@@ -61,7 +61,7 @@ fn digests_of_samples_are_none_to_programs_that_compare_crcs() {
     };
     let seen = encode(&[as_seen(&digests.checks, 0)], &cache(), BLOCK).expect("possible");
     assert_eq!(seen.bytes, table.bytes);
-    // Once such a release has taken samples of its own, these count, for any `untouched`.
+    // Once such a release has taken new samples, these are valid, for any `untouched`.
     let others: Vec<u32> = digests.checks.iter().map(|check| check ^ 1).collect();
     for untouched in [5, 0] {
         let own = encode(&[as_seen(&others, untouched)], &cache(), BLOCK).expect("possible");
@@ -181,7 +181,7 @@ fn volumes_in_each_others_way_are_refused() {
     assert!(matches!(refused, Err(VolumeTableError::TooLarge(_))));
 }
 
-/// A table whose first volume's fixed part was changed, with a mended checksum.
+/// A table whose first volume's fixed part was changed, with a corrected checksum.
 fn forged(at: usize, value: &[u8]) -> EncodedTable {
     let mut table = encode(&[volume(3), volume(4)], &cache(), BLOCK).expect("possible");
     table.bytes[at..at + value.len()].copy_from_slice(value);
