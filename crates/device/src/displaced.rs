@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Stat, fstat, stat};
 use rustix::io::Errno;
 
-/// How a path and an open device differ.
+/// The difference between a path and an open device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DisplacedKind {
     /// The content is lost once the device is closed: a removed file, or a disk without a
@@ -35,7 +35,7 @@ impl DisplacedKind {
 /// A device to which its path no longer leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Displaced {
-    /// How path and device differ.
+    /// The difference between path and device.
     pub kind: DisplacedKind,
     /// The rest of a sentence about the path: `was removed`.
     pub what: String,

@@ -106,7 +106,7 @@ impl StateExtent {
     }
 }
 
-/// How soon the front end will submit a request that it has received.
+/// The time at which the front end will submit a request that it has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coming {
     /// The request is submitted next.

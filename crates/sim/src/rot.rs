@@ -97,9 +97,10 @@ struct LogSnapshot {
 
 /// The last record that later headers prove to have been durable when they were written.
 struct Proven {
-    /// As proved by headers that no crash can revert and that recovery finds.
+    /// The last record according to headers that no crash can revert and that recovery finds.
     surely: u64,
-    /// As proved by any header: if the unsettled headers are lost, the record may look torn.
+    /// The last record according to any header: if the unsettled headers are lost, the record may
+    /// look torn.
     perhaps: u64,
 }
 

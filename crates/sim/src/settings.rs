@@ -73,8 +73,8 @@ fn choose_laziness(settings: &mut Settings, seed: u64) {
     }
 }
 
-/// Sets in one of four volumes whether the origin is rotational, regardless of what the origin
-/// reports.
+/// Sets in one of four volumes whether the origin is rotational, even if the origin reports
+/// otherwise.
 pub(crate) fn choose_rotational(settings: &mut Settings, seed: u64) {
     // A separate generator is used, as for the limits.
     settings.rotational = match fastrand::Rng::with_seed(mix(seed, 0x5ee4)).u32(0..8) {

@@ -68,7 +68,7 @@ planted_bugs! {
     CleanTooEarly = "clean-too-early",
 
     // Recovery.
-    /// Of two versions of a block in the log, the one that is replayed later wins.
+    /// If the log has two versions of a block, the one that is replayed later wins.
     ReplayAnyOrder = "replay-any-order",
     /// Blocks that were invalidated come back.
     GoneNotReplayed = "gone-not-replayed",
@@ -186,7 +186,7 @@ planted_bugs! {
     // The RAM tier.
     /// A fill of the RAM tier replaces data that was written during its read.
     FillsOvertaken = "fills-overtaken",
-    /// Of two writes in flight, the RAM tier keeps the copy of the one that ends last.
+    /// The RAM tier keeps, of two writes in flight, the copy of the one that ends last.
     RacedCopyKept = "raced-copy-kept",
     /// The RAM tier serves its copy of a range during a write to that range.
     OldCopyServed = "old-copy-served",

@@ -6,7 +6,7 @@
 //! requests, not their timing.
 //!
 //! - `stamp`: the content of sectors
-//! - `model`: what the clients know about the sectors
+//! - `model`: the clients' knowledge of the sectors
 //! - `disk`: devices with a volatile write cache, and the notes outside the devices
 //! - `plan`: the configurations
 //! - `client`: the clients of a lane

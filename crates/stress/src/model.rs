@@ -1,5 +1,5 @@
-//! What the clients know: which writes of each sector were begun, which were acknowledged, and
-//! which are durable.
+//! The clients' knowledge: the writes of each sector that were begun, acknowledged, or made
+//! durable.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 

@@ -125,7 +125,7 @@ impl Clock for Core {
 }
 
 impl State {
-    /// Returns the threads that have not ended, with what they wait for.
+    /// Returns the threads that have not ended, with the events that they wait for.
     pub(crate) fn waiting(&self) -> Vec<WaitPoint> {
         let describe = |thread: &Thread| {
             let what = match thread.standing {

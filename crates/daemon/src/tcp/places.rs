@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::task::AbortHandle;
 
-/// What a connection waits for. Connections give way to others in this order.
+/// The event or party for which a connection waits. Connections give way to others in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ConnectionPhase {
     /// The end of its request.

@@ -1,6 +1,6 @@
 //! Symbolic links on the path to a device. The owner of a link could lead the daemon, which runs as
-//! root, to a file of somebody else. The path is therefore followed again, one name at a time, and
-//! the owner of each link is checked.
+//! root, to another user's file. The path is therefore followed again, one name at a time, and the
+//! owner of each link is checked.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;

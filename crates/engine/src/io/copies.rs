@@ -33,7 +33,7 @@ const RETRY_AFTER: [Duration; 4] = [
 /// that clean copies are not retried.
 const CLEAN_IN_VAIN: u32 = 8;
 
-/// What to do about a copy that could not be read.
+/// The treatment of a copy that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
     /// The copy was forgotten or replaced, or the cache device hangs: look the block up again.

@@ -18,7 +18,7 @@ const MOST_PIECE: u64 = 1 << 30;
 /// Pieces that take longer become smaller; those that take much less become larger.
 pub(crate) const LONG_PIECE: Duration = Duration::from_millis(50);
 
-/// How a range of the origin is zeroed.
+/// The method by which a range of the origin is zeroed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ZeroBy {
     /// The range is deallocated.

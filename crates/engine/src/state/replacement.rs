@@ -28,7 +28,7 @@ pub(crate) fn room(store: &Store) -> u64 {
     u64::from(used) * store.cells_per_segment()
 }
 
-/// How a policy tracks which blocks are worth keeping.
+/// The method by which a policy tracks the blocks that are worth keeping.
 pub(crate) enum How {
     /// By ranks in the index, and ghosts.
     Ranks(GhostGroups),

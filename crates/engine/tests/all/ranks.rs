@@ -137,14 +137,14 @@ fn unread_blocks_are_evicted_once_they_are_clean() {
     }
 }
 
-/// How a task holds the block that it has looked up.
+/// The protection with which a task holds the block that it has looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
-    /// In a hazard slot of its own.
+    /// A hazard slot that no other look-up uses.
     Hazard,
-    /// In a slot that another look-up uses too, and releases first.
+    /// A slot that another look-up uses too, and releases first.
     Second,
-    /// With a pin, because no slot is free.
+    /// A pin, because no slot is free.
     Pin,
 }
 

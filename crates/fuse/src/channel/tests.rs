@@ -15,10 +15,10 @@ use crate::wire::{FallocateIn, InHeader, ROOT, ReadIn, WriteIn, opcode};
 
 const SIZE: usize = 1 << 20;
 
-/// How the volume answers.
+/// The time at which the volume answers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
-    /// At once.
+    /// Immediately.
     Now,
     /// When the lane has done everything else, the last request first.
     Later,

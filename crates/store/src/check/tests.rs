@@ -26,7 +26,7 @@ impl Deref for World {
 
 const BLOCKS: u64 = 40;
 
-/// How the last user of the device ended.
+/// The end of the last user of the device.
 enum End {
     Crash,
     /// A crash after a further record, whose header says that the first one was durable.

@@ -5,7 +5,7 @@ use std::ops::Range;
 /// A time that never comes.
 const NEVER: u64 = u64::MAX;
 
-/// How certain it is that a sector had a value.
+/// The certainty that a sector had a value.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Proof {
     /// The request is in flight, has failed, or may have had no effect.

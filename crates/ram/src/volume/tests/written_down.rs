@@ -1,4 +1,4 @@
-//! Which data is written down, and when.
+//! The data that is written down, and the time at which it is.
 
 use std::time::Duration;
 

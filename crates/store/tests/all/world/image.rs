@@ -23,7 +23,7 @@ pub struct Expected {
     pub sectors: u32,
 }
 
-/// How the last user of the cache ended.
+/// The end of the last user of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Crash,
