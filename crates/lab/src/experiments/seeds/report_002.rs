@@ -10,7 +10,7 @@
 //! differ from test to test. Of the SSD, `a` is latency and `b` the link; of the disk both keep
 //! the arm busy. Record rewrite is the page cache alone (up to 2.9 GB/s) and is not run.
 //!
-//! A repetition transfers another part of the file, one 32nd of it: ten times 16 GB for each cell
+//! A repetition transfers another part of the file, one 128th of it: ten times 16 GB for each cell
 //! would take hours. The whole file is cached before, once for all record sizes.
 
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const FILE: u64 = 16 << 30;
 const DISK_BYTES: u64 = 100_000_000_000 / 4096 * 4096;
 const SSD_BYTES: u64 = 64_000_000_000 / 4096 * 4096;
 const REPETITIONS: u64 = 10;
-const PART: u64 = FILE / 32;
+const PART: u64 = FILE / 128;
 const RECORDS: [u64; 4] = [1, 4, 8, 16];
 
 /// Tests in the order in which IOzone runs them; `true`: the test writes.

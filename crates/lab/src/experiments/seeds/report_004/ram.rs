@@ -18,10 +18,10 @@ use super::{Cell, SSD_BYTES};
 
 /// The empty cache below the tier, which nothing is written to.
 const EMPTY_CACHE: u64 = 32 << 20;
-/// Writes are deferred for a second; after another half, the tier has been written down once.
-pub(super) const WARM_UP: f64 = 1.5;
+/// Writes are deferred for a second; a quarter later the SSD is busy with the first of them.
+pub(super) const WARM_UP: f64 = 1.25;
 /// A cell answers half a million requests each second: more of them would show nothing else.
-const SECONDS: f64 = 1.0;
+const SECONDS: f64 = 0.5;
 /// Ends the name of the rows that include the warm-up and the last write-down.
 pub(super) const TO_THE_END: &str = " to the end";
 

@@ -16,7 +16,7 @@ use super::{Cell, DEPTHS, RAM_BYTES, ram};
 const SIZES: [u64; 2] = [4 << 10, 64 << 10];
 const READS: [u32; 2] = [70, 100];
 /// With writes, their write-downs have begun before it.
-const SECONDS: f64 = 1.0;
+const SECONDS: f64 = 0.5;
 /// Bytes of the requests that fill the tier.
 const FILL: u64 = 1 << 20;
 
