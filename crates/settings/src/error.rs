@@ -4,12 +4,12 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingError {
     /// There is no setting of this name.
-    #[error("'{given}' is not a setting; choose one of {choices}")]
+    #[error("'{given}' is not a setting; {remedy}")]
     Unknown {
         /// The given name.
         given: String,
-        /// The names of all settings.
-        choices: String,
+        /// The name that was probably meant, or else the names of all settings.
+        remedy: String,
     },
     /// The same setting twice in one request.
     #[error("{name}: given twice; give each setting once")]

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use forebay_core::text::nearest;
 use forebay_core::{
     Admission, Caching, Durability, ExportSet, Laziness, Mode, NbdReach, QuietHours, RamStrategy,
     ReplacementKind, Rotational, SectorSize, WriteDown,
@@ -272,9 +273,13 @@ impl Setting {
     /// [`SettingError::Unknown`].
     pub fn find(name: &str) -> Result<&'static Setting, SettingError> {
         let known = SETTINGS.iter().find(|setting| setting.name == name);
-        known.ok_or_else(|| SettingError::Unknown {
-            given: shortened(name),
-            choices: SETTINGS.iter().map(|setting| setting.name).collect::<Vec<_>>().join(", "),
+        known.ok_or_else(|| {
+            let names: Vec<&str> = SETTINGS.iter().map(|setting| setting.name).collect();
+            let remedy = match nearest(name, names.iter().copied()) {
+                Some(meant) => format!("did you mean '{meant}'?"),
+                None => format!("choose one of {}", names.join(", ")),
+            };
+            SettingError::Unknown { given: shortened(name), remedy }
         })
     }
 

@@ -167,7 +167,7 @@ impl Volumes {
             {
                 tracing::info!(volume = %name, "its deletion had been completed");
                 self.remove(&volume, work);
-                Err(not_found(&name))
+                Err(not_found(&name, &self.state.volumes()))
             }
             Err(error) => {
                 let error = ApiError::from(error);
