@@ -131,7 +131,7 @@ pub use hand_over::{
 pub use host::{Opener, RawExport};
 pub use host_api::Definition;
 pub use ledger::may_be_dirty;
-pub use memory::{limit as memory_limit, usual_limit};
+pub use memory::{is_memory_limit, limit as memory_limit, usual_limit};
 pub use preflight::definition;
 pub use recording::MOST_SECONDS;
 pub use state::peek as peek_state;
@@ -206,7 +206,7 @@ pub fn run(options: Options, has_started: &mut bool) -> Result<(), ApiError> {
     let records = host::DaemonRecords::open(&state)?;
     // A limit set by the operator holds until the daemon ends, and so for its next program.
     let limit = inherited.memory_limit.or(options.memory_limit);
-    let memory = Arc::new(MemoryBudget::new(memory::limit(limit)?));
+    let memory = Arc::new(MemoryBudget::new(memory::limit(limit)?).up_to(memory::most()));
     let identities = Identities::default();
     let front_ends =
         front_ends::claim(&front_ends, &memory, &mut inherited.items, &state, &identities)?;

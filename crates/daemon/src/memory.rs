@@ -28,7 +28,7 @@ pub fn limit(asked: Option<u64>) -> Result<u64, ApiError> {
                     most / MIB
                 );
             }
-            possible("--memory-limit", limit.min(most), most)
+            possible("--memory-limit", limit.min(most), (least, most))
         }
         None => {
             let usual = usual(&System::here());
@@ -48,13 +48,24 @@ pub fn usual_limit() -> u64 {
     usual(&System::here()).max(MemoryBudget::LEAST)
 }
 
-/// Returns a limit that an operator requests with `option`, unless it is too low for any daemon, or
-/// higher than `most`, the bytes of memory that exist.
-fn possible(option: &str, limit: u64, most: u64) -> Result<u64, ApiError> {
-    let (least, most) = (MemoryBudget::LEAST, most.max(MemoryBudget::LEAST));
+/// Whether this many bytes can be the limit of a daemon on this machine.
+pub fn is_memory_limit(bytes: u64) -> bool {
+    (MemoryBudget::LEAST..=most()).contains(&bytes)
+}
+
+/// Returns the largest limit that a daemon can have on this machine.
+pub(super) fn most() -> u64 {
+    there_is(&System::here()).max(MemoryBudget::LEAST)
+}
+
+/// Returns a limit that an operator asks for with `option`, unless it is too low for any daemon or
+/// more than the `most` bytes that there are. `least`: the lowest that this one takes now.
+fn possible(option: &str, limit: u64, (least, most): (u64, u64)) -> Result<u64, ApiError> {
+    let most = most.max(MemoryBudget::LEAST);
     let asked = format_size(limit);
-    if limit < least {
-        let message = format!("{asked} is too little; give at least {}", format_size(least));
+    if limit < MemoryBudget::LEAST {
+        let least = least.div_ceil(MIB);
+        let message = format!("{asked} is too little; give at least {least}M");
         return Err(ApiError::invalid(option, message));
     }
     if limit > most {
@@ -72,7 +83,7 @@ fn possible(option: &str, limit: u64, most: u64) -> Result<u64, ApiError> {
 /// # Errors
 /// The limit is too low, or higher than the memory that exists; nothing has changed then.
 pub(super) fn set_limit(memory: &MemoryBudget, limit: u64) -> Result<(), ApiError> {
-    let limit = possible("--limit", limit, there_is(&System::here()))
+    let limit = possible("--limit", limit, (memory.least_limit(), most()))
         .map_err(|error| error.about("limit_bytes"))?;
     memory.set_limit(limit).map_err(|TooLow { held, least }| {
         let (held, least) = (held.div_ceil(MIB), least.div_ceil(MIB));
@@ -199,15 +210,18 @@ mod tests {
         assert_eq!(most(&[(max, "4294967296\n")]), 4 * GIB);
         assert_eq!(most(&[(max, "17179869184\n")]), 8 * GIB);
         for good in [MemoryBudget::LEAST, 8 * GIB] {
-            assert_eq!(possible("--limit", good, 8 * GIB), Ok(good));
+            assert_eq!(possible("--limit", good, (MemoryBudget::LEAST, 8 * GIB)), Ok(good));
         }
-        assert!(possible("--limit", MemoryBudget::LEAST, 1).is_ok(), "a daemon has to run");
+        let least = MemoryBudget::LEAST;
+        assert!(possible("--limit", least, (least, 1)).is_ok(), "a daemon has to run");
+        let error = possible("--limit", 1 << 20, (GIB, 8 * GIB)).expect_err("too little");
+        assert!(error.message.contains("at least 1024M"), "what it takes now: {error}");
         for (bad, words) in [
             (100 << 20, "--limit: 100M is too little; give at least 256M"),
             (10 << 40, "--limit: 10T is more than this machine"),
             (10 << 40, "give at most 8192M"),
         ] {
-            let error = possible("--limit", bad, 8 * GIB).expect_err(words);
+            let error = possible("--limit", bad, (least, 8 * GIB)).expect_err(words);
             assert!(error.message.contains(words), "{error}");
         }
         let error = limit(Some(1 << 20)).expect_err("too little");

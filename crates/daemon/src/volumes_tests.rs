@@ -402,6 +402,10 @@ fn settings_are_changed_whole_and_also_while_stopped() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     let set = |text: &str| {
+    let said = |result: Result<(), ApiError>| result.expect_err("bad").message;
+    assert!(said(daemon.create("a", "other")).contains("choose another name"));
+    let again = said(daemon.create("a", "origin"));
+    assert!(again.contains("'forebay start a'") && !again.contains("another"), "{again}");
         let settings = Assignments::parse(text.split(' ')).expect("good one by one");
         daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings }))
     };

@@ -19,7 +19,7 @@ use forebay_daemon::devices::path_of;
 pub(crate) fn warn(report: &VolumeReport) {
     let grid = Grid { block: report.block_size, alignment: report.alignment };
     let origin = path_of(&report.origin.path);
-    let inside = origin.as_deref().and_then(|path| grid.first_outside(path));
+    let inside = origin.as_deref().and_then(|path| grid.first_outside(path, report.name.as_str()));
     let own = origin.as_deref().and_then(across_physical_blocks);
     let cache = path_of(&report.cache.path);
     let cache = cache.as_deref().and_then(across_physical_blocks);
@@ -37,14 +37,14 @@ struct Grid {
 impl Grid {
     /// Returns a warning about the first partition on an origin that does not begin where a block
     /// does.
-    fn first_outside(&self, origin: &Path) -> Option<String> {
+    fn first_outside(&self, origin: &Path, volume: &str) -> Option<String> {
         let head = File::open(origin).and_then(signature::read_head).ok()?;
         let found = partitions::starts(&head).into_iter();
         let (number, start, fitting) = found
             .filter_map(|(number, start)| Some((number, start, self.fitting(start)?)))
             .next()?;
         Some(format!(
-            "partition {number} of {} starts at byte {start}, inside of a block of the cache, so that each of its blocks takes two; create the volume with --alignment {fitting}",
+            "partition {number} of {} starts at byte {start}, inside of a block of the cache, so that each of its blocks takes two; 'forebay delete {volume}', and create it again with --alignment {fitting}",
             origin.display()
         ))
     }

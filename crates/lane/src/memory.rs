@@ -69,20 +69,30 @@ pub struct OverLimit {
     pub limit: u64,
     /// The smallest sufficient limit.
     pub enough: u64,
+    /// The largest possible limit.
+    pub most: u64,
 }
 
 impl fmt::Display for OverLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes.div_ceil(MIB);
+        let (needed, limit, enough) = (mib(self.needed), mib(self.limit), mib(self.enough));
         write!(
             f,
-            "{} needs {} MiB of memory, and the limit of {} MiB leaves {} MiB for it: give --memory-limit {}M or more; a running daemon takes 'forebay memory --limit {}M', which lasts until it ends",
+            "{} needs {needed} MiB of memory, and the limit of {limit} MiB leaves {} MiB for it: ",
             self.what,
-            mib(self.needed),
-            mib(self.limit),
             self.left / MIB,
-            mib(self.enough),
-            mib(self.enough),
+        )?;
+        if self.enough > self.most {
+            let most = self.most / MIB;
+            return write!(
+                f,
+                "choose a smaller device or RAM tier, or larger blocks; --memory-limit can be at most {most}M here"
+            );
+        }
+        write!(
+            f,
+            "give --memory-limit {enough}M or more; a running daemon takes 'forebay memory --limit {enough}M', which lasts until it ends"
         )
     }
 }
@@ -102,7 +112,9 @@ pub struct TooLow {
 #[derive(Debug)]
 pub struct MemoryBudget {
     limit: AtomicU64,
-    /// Serialises changes of the limit.
+    /// The largest limit that it can get.
+    most: u64,
+    /// Only one change of the limit at a time.
     changes: Mutex<()>,
     used: [AtomicU64; MemoryUse::ALL.len()],
     held: AtomicU64,
@@ -132,12 +144,24 @@ impl MemoryBudget {
     pub fn new(limit: u64) -> Self {
         MemoryBudget {
             limit: AtomicU64::new(limit),
+            most: u64::MAX,
             changes: Mutex::default(),
             used: Default::default(),
             held: AtomicU64::new(0),
             freed: Notify::default(),
             waiting: AtomicUsize::new(0),
         }
+    }
+
+    /// Returns the budget with the largest limit that it can get, in bytes, for advice.
+    #[must_use]
+    pub fn up_to(self, most: u64) -> Self {
+        MemoryBudget { most, ..self }
+    }
+
+    /// Returns the lowest limit that it can get now, in bytes.
+    pub fn least_limit(&self) -> u64 {
+        Self::enough_for(self.held.load(Ordering::SeqCst))
     }
 
     /// Returns the limit, in bytes.
@@ -379,6 +403,7 @@ impl MemoryHold {
             left: most(&self.budget).saturating_sub(held),
             limit: self.budget.limit(),
             enough: MemoryBudget::enough_for(held.saturating_add(bytes)),
+            most: self.budget.most,
         })
     }
 
@@ -432,6 +457,10 @@ mod tests {
         assert_eq!((error.needed, error.left), (100 * MIB, 84 * MIB));
         assert!(error.to_string().contains("cache x needs 100 MiB"), "{error}");
         assert!(error.to_string().contains("--memory-limit 534M"), "{error}");
+        let small = Arc::new(MemoryBudget::new(LIMIT).up_to(533 * MIB));
+        let error = small.hold(MemoryUse::Index, 400 * MIB, "a cache").expect_err("too much");
+        let error = error.to_string();
+        assert!(error.contains("at most 533M here") && !error.contains("534M"), "{error}");
         let larger = Arc::new(MemoryBudget::new(534 * MIB));
         let _held = larger.hold(MemoryUse::Index, 400 * MIB, "both").expect("what was said");
         held.grow(84 * MIB, "the index").expect("exactly");

@@ -108,7 +108,7 @@ impl Settings {
         if deferred && self.ram == 0 {
             return refuse(
                 "durability",
-                "deferred writes wait in the RAM tier; set its size with ram",
+                "deferred writes wait in a RAM tier: choose another durability, or create the volume with --ram; one that exists gets a tier by ram=SIZE, a stop and a start",
             );
         }
         if deferred && self.ram_strategy == RamStrategy::ReadOnly {
@@ -118,7 +118,10 @@ impl Settings {
             );
         }
         if self.ignore_flush && !deferred {
-            return refuse("ignore_flush", "it needs durability=deferred");
+            return refuse(
+                "ignore_flush",
+                "it needs durability=deferred, and a RAM tier for that; or set ignore_flush=off",
+            );
         }
         if self.ignore_flush && self.ordered {
             return refuse(

@@ -161,7 +161,7 @@ def a_stopped_volume_has_the_reason_why_it_does_not_start(box):
     daemon.cli("stop", "--force", "v")
     daemon.cli("set", "v", "ram=64G")
     said = daemon.cli("start", "v", expect=3).stderr.partition(": ")[2].strip()
-    check("lasts until it ends" in said, said)
+    check("--memory-limit" in said, said)
     shown = daemon.cli("show", "v").stdout
     check("state       stopped" in shown and f"last error  {said}" in shown, shown)
     check(" of 512M" in shown, f"the memory of the daemon is not in: {shown}")

@@ -21,10 +21,14 @@ fn refused(message: String) -> ApiError {
     ApiError::new(ErrorKind::Refused, message)
 }
 
-fn no_tier(name: &VolumeName) -> ApiError {
-    refused(format!(
-        "volume '{name}' has no RAM tier; give it one with 'forebay set {name} ram=SIZE', then stop and start it"
-    ))
+fn no_tier(volume: &Definition) -> ApiError {
+    let name = &volume.name;
+    refused(match volume.settings.ram {
+        0 => format!(
+            "volume '{name}' has no RAM tier; give it one with 'forebay set {name} ram=SIZE', then stop and start it"
+        ),
+        _ => format!("volume '{name}' has no RAM tier until it is stopped and started"),
+    })
 }
 
 /// Returns the blocks of a volume that ranges touch.
@@ -107,7 +111,7 @@ impl EngineHost {
         let name = &volume.name;
         let (running, tier) = (self.served.get(name)?, self.served.ram.get(name));
         if ram && tier.is_none() {
-            return Err(no_tier(name));
+            return Err(no_tier(volume));
         }
         if ssd && volume.cache == NO_CACHE {
             return Err(refused(format!("volume '{name}' has no cache device")));
@@ -148,7 +152,7 @@ impl EngineHost {
     fn prefetch_into(&self, volume: &Definition, work: &Work) -> Result<(), ApiError> {
         let name = &volume.name;
         let running = self.served.get(name)?;
-        let tier = self.served.ram.get(name).ok_or_else(|| no_tier(name))?.tier().clone();
+        let tier = self.served.ram.get(name).ok_or_else(|| no_tier(volume))?.tier().clone();
         let settings = running.volume.settings();
         if settings.caching != Caching::On {
             return Err(refused(format!(

@@ -457,7 +457,7 @@ impl EngineHost {
                 return Err(preflight::older(volume, found, known).into());
             }
             let message = format!(
-                "{device} is the cache device of other volumes and does not hold '{name}'; name the device that does, or delete the volume with 'forebay delete --discard-dirty {name}'"
+                "{device} is the cache device of other volumes and does not hold '{name}'; name the device that does with 'forebay create {name} --adopt', or delete the volume with 'forebay delete --discard-dirty {name}'"
             );
             return Err(match volume.cache_uuid {
                 Some(known) if known == cache && older.is_none() => {

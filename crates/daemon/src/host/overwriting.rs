@@ -152,7 +152,7 @@ pub(super) fn may_format(
             if roots.volumes.iter().all(|record| is_deleted(record.uuid)) {
                 return Ok(());
             }
-            "--adopt to adopt the one of this name with its dirty blocks, or --force to overwrite the cache and lose them"
+            "--adopt, without options for settings, to adopt the one of this name with its dirty blocks, or --force to overwrite the cache and lose them"
         }
         _ => "--force to overwrite it",
     };

@@ -95,8 +95,15 @@ impl Volumes {
         force: bool,
     ) -> Result<Existing, ApiError> {
         let name = &volume.name;
-        if others.iter().any(|other| other.name == *name) {
-            let message = format!("name: there is a volume '{name}' already; choose another name");
+        if let Some(other) = others.iter().find(|other| other.name == *name) {
+            // Under another name the origin would be refused.
+            let message = match other.origin == volume.origin {
+                true => format!(
+                    "name: there is a volume '{name}' of this origin already: 'forebay start {name}' serves it, and \
+                     'forebay set {name}' changes it"
+                ),
+                false => format!("name: there is a volume '{name}' already; choose another name"),
+            };
             return Err(ApiError::new(ErrorKind::Refused, message).about("name"));
         }
         self.programs.raw_names.check_free(name)?;
