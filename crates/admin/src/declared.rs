@@ -10,9 +10,10 @@
 
 use std::ops::Range;
 
+use forebay_core::text::nearest;
 use forebay_core::{BlockSize, SECTOR_SIZE, parse_size};
 use forebay_settings::error::shortened;
-use forebay_settings::{Assignments, Scope, Setting};
+use forebay_settings::{Assignments, SETTINGS, Scope, Setting};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -219,11 +220,15 @@ impl DeclarationText<'_> {
             }
             _ => {
                 if Setting::find(key).is_err() {
-                    return Err(format!(
-                        "unknown key; a volume has {KEYS} and the settings of 'forebay set --help'"
-                    ));
+                    let settings = SETTINGS.iter().map(|setting| setting.name);
+                    return Err(match nearest(key, KEYS.split(", ").chain(settings)) {
+                        Some(meant) => format!("unknown key; did you mean '{meant}'?"),
+                        None => format!(
+                            "unknown key; a volume has {KEYS} and the settings of 'forebay set --help'"
+                        ),
+                    });
                 }
-                request.settings.push(key, &text).map_err(|error| {
+                request.settings.push_typed(key, &text).map_err(|error| {
                     let message = error.to_string();
                     message.strip_prefix(&format!("{key}: ")).unwrap_or(&message).to_owned()
                 })?;

@@ -141,6 +141,16 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     number.checked_mul(1 << shift).ok_or_else(bad)
 }
 
+/// Returns why a number without a unit is refused where it would mean absurdly few bytes, with the
+/// number in the largest unit up to G that `fits`; `None`: it has a unit, or none fits.
+pub fn missing_unit(text: &str, fits: impl Fn(u64) -> bool) -> Option<String> {
+    let bytes = parse_size(text).ok().filter(|_| text.ends_with(|c: char| c.is_ascii_digit()))?;
+    let (unit, _) = [("G", 30), ("M", 20), ("K", 10)].into_iter().find(|(_, shift)| {
+        bytes.checked_mul(1 << shift).is_some_and(|meant| meant > 0 && fits(meant))
+    })?;
+    Some(format!("'{text}' would be {bytes} bytes; add a unit, like {bytes}{unit}"))
+}
+
 /// Formats a size as [`parse_size`] reads it if it is a whole number of a unit, with one decimal
 /// otherwise: `4K`, `1.5G`.
 pub fn format_size(bytes: u64) -> String {
@@ -182,6 +192,17 @@ mod tests {
             "0x10",
         ] {
             assert!(parse_size(bad).is_err(), "{bad:?} was read");
+        }
+    }
+
+    #[test]
+    fn a_number_without_a_unit_gets_the_largest_one_that_fits() {
+        let said = missing_unit("4", |_| true);
+        assert_eq!(said.as_deref(), Some("'4' would be 4 bytes; add a unit, like 4G"));
+        let said = missing_unit("64", |bytes| bytes <= 1 << 20).expect("K fits");
+        assert!(said.ends_with("like 64K"), "{said}");
+        for (text, fits) in [("4K", true), ("0", true), ("x", true), ("", true), ("4", false)] {
+            assert_eq!(missing_unit(text, |_| fits), None, "{text}");
         }
     }
 

@@ -20,6 +20,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use forebay_core::parse_size;
+use forebay_core::text::nearest;
+use forebay_core::units::missing_unit;
 
 use crate::api::Device;
 use crate::faulty::FaultyDevice;
@@ -30,6 +32,8 @@ use crate::ram::RamDevice;
 use crate::remote::{Connect, RemoteName, RemoteNameError};
 
 const FAULTY: &str = "faulty";
+/// The kinds of devices for operators.
+const KINDS: [&str; 6] = ["ram", "hdd7200", "sata-ssd", "pcie-ssd", "remote", "remote-1g"];
 const CONTROL_OPTION: &str = ",control=";
 const SIZE_OPTION: &str = ",size=";
 /// Sizes are multiples of this, in bytes.
@@ -64,6 +68,12 @@ pub enum SpecError {
          write a URI like nbd://HOST/EXPORT or rbd:POOL/IMAGE, or a file of that name as './{0}:...'"
     )]
     UnknownKind(String),
+    /// A kind of device that is spelled otherwise.
+    #[error("'{0}:' is not a kind of device; did you mean '{1}:'?")]
+    Misspelled(String, &'static str),
+    /// A size after a name that is not a kind of device.
+    #[error("'{0}:' is not a kind of device; a file of that size is written {0},size={1}")]
+    SizedFile(String, String),
     /// A model of a model, or of a faulty device.
     #[error("a modelled disk can only be put in front of a path or of RAM")]
     Nested,
@@ -73,7 +83,10 @@ pub enum SpecError {
     /// A size that cannot be parsed, or that is not allowed for a device.
     #[error("'{0}' is not the size of a device; write a positive multiple of 4K, like 512M or 10G")]
     BadSize(String),
-    /// An invalid name of a device on another machine.
+    /// A size that lacks a unit, as the text says.
+    #[error("{0}")]
+    NoUnit(String),
+    /// The name of a device on another machine that has mistakes.
     #[error(transparent)]
     BadRemote(#[from] RemoteNameError),
     /// An invalid path.
@@ -102,8 +115,23 @@ fn split_kind(text: &str) -> Option<(&str, &str)> {
 fn read_size(text: &str) -> Result<u64, SpecError> {
     let fits =
         |&size: &u64| size > 0 && size.is_multiple_of(SIZE_UNIT) && i64::try_from(size).is_ok();
-    let bad = || SpecError::BadSize(text.chars().take(40).collect());
-    parse_size(text).ok().filter(fits).ok_or_else(bad)
+    parse_size(text).ok().filter(fits).ok_or_else(|| {
+        missing_unit(text, |bytes| fits(&bytes))
+            .map_or_else(|| SpecError::BadSize(text.chars().take(40).collect()), SpecError::NoUnit)
+    })
+}
+
+/// Returns the error for a word before a colon that is not a kind of device.
+fn unknown_kind(kind: &str, rest: &str) -> SpecError {
+    let given = kind.chars().take(40).collect();
+    if let Some(meant) = nearest(kind, KINDS.iter().copied()) {
+        return SpecError::Misspelled(given, meant);
+    }
+    let with_unit = || read_size(&format!("{rest}G")).ok().map(exact_size);
+    match read_size(rest).ok().map(exact_size).or_else(with_unit) {
+        Some(size) if !kind.is_empty() => SpecError::SizedFile(given, size),
+        _ => SpecError::UnknownKind(given),
+    }
 }
 
 impl FromStr for DeviceSpec {
@@ -126,9 +154,7 @@ impl FromStr for DeviceSpec {
             Some((kind, _)) if model.is_some() && (model_of(kind).is_some() || kind == FAULTY) => {
                 return Err(SpecError::Nested);
             }
-            Some((kind, _)) => {
-                return Err(SpecError::UnknownKind(kind.chars().take(40).collect()));
-            }
+            Some((kind, rest)) => return Err(unknown_kind(kind, rest)),
             None => {
                 let (path, size) = match rest.rsplit_once(SIZE_OPTION) {
                     Some((path, size)) => (path, Some(read_size(size)?)),
@@ -426,7 +452,6 @@ mod tests {
         for text in [
             "ram:",
             "ram:0",
-            "ram:1000",
             "ram:-1G",
             "ram:1.5G",
             "ram:1G,size=1G",
@@ -435,7 +460,6 @@ mod tests {
             "ram:/a",
             "/a,size=",
             "/a,size=0",
-            "/a,size=513",
             "/a,size=1e9",
             "/a,size= 1G",
             "pcie-ssd:ram:x",
@@ -447,7 +471,6 @@ mod tests {
         }
         for text in [
             "foo:/dev/sda",
-            "RAM:1G",
             "hdd:/dev/sda",
             ":/dev/sda",
             "C:\\disk",
@@ -456,6 +479,17 @@ mod tests {
         ] {
             let refused = text.parse::<DeviceSpec>();
             assert!(matches!(refused, Err(SpecError::UnknownKind(_))), "{text}: {refused:?}");
+        }
+        for (text, words) in [
+            ("ram:10", "'10' would be 10 bytes; add a unit, like 10G"),
+            ("/a,size=513", "'513' would be 513 bytes; add a unit, like 513G"),
+            ("f:10", "'f:' is not a kind of device; a file of that size is written f,size=10G"),
+            ("f:512M", "f,size=512M"),
+            ("RAM:1G", "did you mean 'ram:'?"),
+            ("sata_ssd:/a", "did you mean 'sata-ssd:'?"),
+        ] {
+            let refused = text.parse::<DeviceSpec>().expect_err(text).to_string();
+            assert!(refused.contains(words), "{text}: {refused}");
         }
         assert_eq!("hdd7200:pcie-ssd:/a".parse::<DeviceSpec>(), Err(SpecError::Nested));
         assert_eq!("/a\0b".parse::<DeviceSpec>(), Err(SpecError::BadPath));

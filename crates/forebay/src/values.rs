@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use forebay_admin::EventKind;
+use forebay_core::units::missing_unit;
 use forebay_core::{BlockSize, Durability, Mode, ReplacementKind, parse_size};
 use forebay_settings::duration::parse_duration;
 use forebay_trace::{BLOCK, Format};
@@ -78,8 +79,8 @@ pub(crate) fn timeout(text: &str) -> Result<Duration, String> {
 
 /// Parses the size of a cache.
 pub(crate) fn cache_size(text: &str) -> Result<u64, String> {
-    let bytes = size(text)?;
-    if bytes < BLOCK { Err("a cache has at least one block, 4K".to_owned()) } else { Ok(bytes) }
+    with_unit(text, size(text)?, |bytes| bytes >= BLOCK)
+        .unwrap_or_else(|| Err("a cache has at least one block, 4K".to_owned()))
 }
 
 /// Parses a number of bytes, with a unit.
@@ -87,9 +88,29 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
+/// Parses an amount of RAM; 0 is none.
+pub(crate) fn ram_size(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    with_unit(text, bytes, |bytes| bytes == 0 || bytes >= BLOCK).unwrap_or(Ok(bytes))
+}
+
+/// Parses a limit for the memory of a process; whether that has enough is for the process to say.
+pub(crate) fn memory_limit(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    with_unit(text, bytes, forebay_daemon::is_memory_limit).unwrap_or(Ok(bytes))
+}
+
 /// Parses the size of a block.
 pub(crate) fn block_size(text: &str) -> Result<BlockSize, String> {
-    BlockSize::new(size(text)?).ok_or_else(|| {
+    let is_one = |bytes| BlockSize::new(bytes).is_some();
+    let bytes = with_unit(text, size(text)?, is_one).transpose()?;
+    bytes.and_then(BlockSize::new).ok_or_else(|| {
         "a block must be a power of two from 2K to 1M; 4K suits most volumes".to_owned()
     })
+}
+
+/// Returns a size that `fits`, or the error for one that lacks a unit; `None`: it does not fit for
+/// another reason.
+fn with_unit(text: &str, bytes: u64, fits: impl Fn(u64) -> bool) -> Option<Result<u64, String>> {
+    if fits(bytes) { Some(Ok(bytes)) } else { missing_unit(text, fits).map(Err) }
 }

@@ -5,9 +5,14 @@ use serde::ser::{Serialize, Serializer};
 use serde_json::Value;
 
 use forebay_core::ReplacementKind;
+use forebay_core::units::missing_unit;
 
 use crate::error::{SettingError, shortened};
+use crate::kind::SettingKind;
 use crate::table::{Setting, Settings};
+
+/// A person who types fewer bytes than this without a unit means another unit.
+const LEAST_TYPED: u64 = 4096;
 
 /// New values for some settings, each setting at most once, each value valid by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -29,17 +34,39 @@ impl Assignments {
         Ok(())
     }
 
+    /// Adds an assignment that a person has typed.
+    ///
+    /// # Errors
+    /// As [`Assignments::push`], or a number of bytes lacks a unit and is absurdly small without.
+    pub fn push_typed(&mut self, name: &str, value: &str) -> Result<(), SettingError> {
+        let setting = Setting::find(name)?;
+        let read = |value: &str| {
+            let mut scratch = Settings::default();
+            setting.read(&mut scratch, value).is_ok() && scratch.validate().is_ok()
+        };
+        let is_absurd = match setting.kind {
+            SettingKind::Bytes { .. } => value.parse().is_ok_and(|bytes: u64| bytes < LEAST_TYPED),
+            SettingKind::PowerOfTwo { .. } => !read(value),
+            _ => false,
+        };
+        let reason = is_absurd.then(|| missing_unit(value, |bytes| read(&bytes.to_string())));
+        match reason.flatten() {
+            Some(reason) => Err(SettingError::Value { name: setting.name, reason }),
+            None => self.push(name, value),
+        }
+    }
+
     /// Parses `key=value` texts.
     ///
     /// # Errors
-    /// As [`Assignments::push`], or a text has no `=`.
+    /// As [`Assignments::push_typed`], or a text has no `=`.
     pub fn parse<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Result<Self, SettingError> {
         let mut all = Assignments::default();
         for text in texts {
             let text = text.as_ref();
             let no_value = || SettingError::NoValue { given: shortened(text) };
             let (name, value) = text.split_once('=').ok_or_else(no_value)?;
-            all.push(name, value)?;
+            all.push_typed(name, value)?;
         }
         Ok(all)
     }

@@ -82,8 +82,8 @@ fn admission_and_promote_values_read_back() {
 #[test]
 fn settings_survive_the_volume_table() {
     let settings =
-        set("sequential_cutoff=7 dirty_high=77 writeback_running=off cache_dirty_high=78 \
-         cache_dirty_low=7 writeback_rate_min=1 writeback_rate_max=1T writeback_latency=off \
+        set("sequential_cutoff=7001 dirty_high=77 writeback_running=off cache_dirty_high=78 \
+         cache_dirty_low=7 writeback_rate_min=5000 writeback_rate_max=1T writeback_latency=off \
          writeback_gap=12345 quiet_hours=01:00-00:59 commit_interval=250ms admission=ghost:4 \
          write_budget=5T congested_read_threshold=2ms congested_write_threshold=20ms \
          promote=256K ordered=on ram=3G ram_block=512 ram_policy=lru export=fuse \
@@ -201,6 +201,14 @@ fn bad_settings_are_refused_and_named() {
         ("promote=1K", "promote"),
         ("promote=8M", "promote"),
         ("promote=3", "power of two"),
+        ("durability=deferred", "ram=SIZE, a stop and a start"),
+        ("ram=4", "ram: '4' would be 4 bytes; add a unit, like 4G"),
+        ("promote=256", "like 256K"),
+        ("ram_block=4", "like 4K"),
+        ("writeback_gap=64", "like 64K"),
+        ("limit_bandwidth=4095", "like 4095M"),
+        ("dirty-high=60", "'dirty-high' is not a setting; did you mean 'dirty_high'?"),
+        ("sequntial_cutoff=4M", "did you mean 'sequential_cutoff'?"),
         ("congested_read_threshold=2", "congested_read_threshold"),
         ("congested_read_threshold=500us", "congested_read_threshold"),
         ("congested_write_threshold=61s", "congested_write_threshold"),

@@ -10,7 +10,7 @@ use super::progress::Display;
 use crate::exit::VerbResult;
 use crate::output::volume::grouped;
 use crate::output::{json, print_text};
-use crate::values::size;
+use crate::values;
 use forebay_daemon::devices::DeviceName;
 use forebay_daemon::memory_limit;
 
@@ -27,7 +27,7 @@ pub(crate) struct CheckArgs {
 
     /// Memory limit; a cache whose index exceeds it is refused [default: half of the machine's
     /// memory, or three quarters of the control group's if that is less]
-    #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
+    #[arg(long, value_name = "SIZE", value_parser = values::memory_limit, allow_hyphen_values = true)]
     pub(crate) memory_limit: Option<u64>,
 
     /// Print JSON

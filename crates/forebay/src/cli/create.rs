@@ -12,7 +12,7 @@ use super::progress;
 use crate::client::DaemonClient;
 use crate::exit::VerbResult;
 use crate::output::{json, note, print_line};
-use crate::values::{WordParser, block_size, size};
+use crate::values::{WordParser, block_size, ram_size, size};
 use crate::{misaligned, sparse};
 use forebay_daemon::devices::{DeviceName, cache_device, path_of};
 
@@ -56,7 +56,7 @@ pub(crate) struct CreateArgs {
 
     /// RAM that holds copies of blocks, in front of the cache device or of the origin alone
     /// [default: none]
-    #[arg(long, value_name = "BYTES", value_parser = size, allow_hyphen_values = true)]
+    #[arg(long, value_name = "BYTES", value_parser = ram_size, allow_hyphen_values = true)]
     pub(crate) ram: Option<u64>,
 
     /// With --durability deferred, the time within which a write is written down from RAM [default:

@@ -8,7 +8,7 @@ use forebay_settings::duration::parse_duration;
 
 use crate::exit::VerbResult;
 use crate::paths;
-use crate::values::size;
+use crate::values::memory_limit;
 use forebay_daemon::{FrontEndOptions, Options, RawExport, log, signals};
 
 /// Arguments of `daemon`.
@@ -29,7 +29,7 @@ pub(crate) struct DaemonArgs {
     /// Memory limit of the daemon, everything included; requests that exceed it wait, and a cache
     /// whose index exceeds it is refused [default: half of the machine's memory, or three quarters
     /// of the control group's if that is less]
-    #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
+    #[arg(long, value_name = "SIZE", value_parser = memory_limit, allow_hyphen_values = true)]
     pub(crate) memory_limit: Option<u64>,
 
     /// Address at which metrics for Prometheus are served over HTTP, and nothing else; they are on

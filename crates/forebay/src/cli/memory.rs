@@ -9,13 +9,13 @@ use crate::client::DaemonClient;
 use crate::exit::VerbResult;
 use crate::output::table::{Column, Table};
 use crate::output::{json, print_text};
-use crate::values::size;
+use crate::values::memory_limit;
 
 /// Arguments of `memory`.
 #[derive(Debug, Args)]
 pub(crate) struct MemoryArgs {
     /// New limit, until the daemon ends; --memory-limit of 'forebay daemon' is for its next start
-    #[arg(long, value_name = "SIZE", value_parser = size, allow_hyphen_values = true)]
+    #[arg(long, value_name = "SIZE", value_parser = memory_limit, allow_hyphen_values = true)]
     pub(crate) limit: Option<u64>,
 
     /// Print JSON
