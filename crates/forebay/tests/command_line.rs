@@ -66,7 +66,7 @@ fn bad_command_lines_exit_with_2_and_a_line_naming_the_field() {
         (create("-t WB"), "--mode"),
         (create("-t ''"), "--mode"),
         (create("-r mru"), "--policy"),
-        (create("--profile flashcache"), "dm-writeboost"),
+        (create("--profile flashcache"), "lvmcache, opencas, maxio"),
         (create("--profile ''"), "--profile"),
         ("profiles zfs".to_owned(), "enhanceio, bcache, dm-cache"),
         (create("--durability none"), "--durability"),

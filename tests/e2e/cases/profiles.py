@@ -4,7 +4,9 @@ import json
 
 from harness import *
 
-NAMES = ["enhanceio", "bcache", "dm-cache", "maxio", "dm-writeboost", "fancycache"]
+NAMES = [
+    "enhanceio", "bcache", "dm-cache", "lvmcache", "opencas", "maxio", "dm-writeboost", "fancycache", "primocache",
+]  # fmt: skip
 
 # What the documentation of those systems says of some settings, in the words of `show --json`.
 DOCUMENTED = {
@@ -14,9 +16,12 @@ DOCUMENTED = {
         "congested_write_threshold": "20ms", "dirty_high": 10, "commit_interval": "100ms",
     },
     "dm-cache": {"mode": "writeback", "sequential_cutoff": 0, "promote": 256 * KIB, "admission": "second-hit"},
+    "lvmcache": {"mode": "writethrough", "policy": "smq", "promote": 256 * KIB},
+    "opencas": {"mode": "writethrough", "policy": "lru", "sequential_cutoff": MIB, "dirty_age": "2m"},
     "maxio": {"mode": "writethrough", "policy": "lru"},
     "dm-writeboost": {"mode": "writeonly", "policy": "fifo", "sequential_cutoff": 0},
     "fancycache": {"mode": "writeback", "dirty_age": "10s", "sequential_cutoff": 0},
+    "primocache": {"mode": "writethrough", "policy": "arc", "ram": GIB, "durability": "flush"},
 }  # fmt: skip
 
 

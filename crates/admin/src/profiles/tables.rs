@@ -12,7 +12,8 @@ macro_rules! choices {
 }
 
 /// Every profile, in the order of listing.
-pub const PROFILES: &[Profile] = &[ENHANCEIO, BCACHE, DM_CACHE, MAXIO, DM_WRITEBOOST, FANCYCACHE];
+pub const PROFILES: &[Profile] =
+    &[ENHANCEIO, BCACHE, DM_CACHE, LVMCACHE, OPENCAS, MAXIO, DM_WRITEBOOST, FANCYCACHE, PRIMOCACHE];
 
 const ENHANCEIO: Profile = Profile {
     name: "enhanceio",
@@ -65,7 +66,7 @@ const BCACHE: Profile = Profile {
 
 const DM_CACHE: Profile = Profile {
     name: "dm-cache",
-    system: "dm-cache, lvmcache (Linux, lvm2)",
+    system: "dm-cache (Linux)",
     documents: &[
         "cache.rst, Documentation/admin-guide/device-mapper/cache.rst of Linux",
         "cache-policies.rst, Documentation/admin-guide/device-mapper/cache-policies.rst of Linux",
@@ -73,7 +74,7 @@ const DM_CACHE: Profile = Profile {
     ],
     settings: choices! {
         block_size = "4K": "cache.rst \"Fixed block size\": 32 KB at least, because of the metadata; here that is not needed, see promote";
-        mode = "writeback": "cache.rst \"Cache operating modes\": the default; lvmcache's own is writethrough";
+        mode = "writeback": "cache.rst \"Cache operating modes\": the default; see lvmcache for that of lvm";
         policy = "smq": "cache-policies.rst: smq is the default";
         durability = "flush": "cache.rst \"Updating on-disk metadata\": as a disk with a volatile write cache";
         commit_interval = "1s": "cache.rst \"Updating on-disk metadata\": without flushes, a commit every second";
@@ -85,6 +86,58 @@ const DM_CACHE: Profile = Profile {
         writeback_depth = "4": "cache.rst \"Migration throttling\": 1 MB at a time, which are four blocks of 256 KB";
     },
     lacks: "The policy cleaner. A write to an uncached block enters at once, even where dm-cache would wait for its promotion.",
+};
+
+const LVMCACHE: Profile = Profile {
+    name: "lvmcache",
+    system: "lvmcache (lvm2, with dm-cache of Linux)",
+    documents: &[
+        "lvmcache(7), manual page of lvm2",
+        "lvm.conf, conf/example.conf.in of lvm2",
+        "cache.rst, Documentation/admin-guide/device-mapper/cache.rst of Linux",
+        "cache-policies.rst, Documentation/admin-guide/device-mapper/cache-policies.rst of Linux",
+        "dm-cache-target.c, drivers/md/dm-cache-target.c of Linux",
+    ],
+    settings: choices! {
+        block_size = "4K": "cache.rst \"Fixed block size\": 32 KB at least, because of the metadata; here that is not needed, see promote";
+        mode = "writethrough": "lvmcache(7) cache mode: the default; dm-cache's own is writeback";
+        policy = "smq": "lvmcache(7) cache policy: smq is the default";
+        durability = "flush": "cache.rst \"Updating on-disk metadata\": as a disk with a volatile write cache";
+        commit_interval = "1s": "cache.rst \"Updating on-disk metadata\": without flushes, a commit every second";
+        sequential_cutoff = "0": "cache-policies.rst: sequential_threshold is accepted and has no effect";
+        admission = "second-hit": "cache-policies.rst: a block is promoted when the hotspot queue says so";
+        promote = "256K": "lvm.conf cache_pool_max_chunks: at most a million chunks, so those of a cache of 256 GB have 256 KB";
+        dirty_age = "0": "cache.rst has no limit of age";
+        idle = "1s": "dm-cache-target.c spare_migration_bandwidth(): idle is a second without requests; then all is cleaned";
+        writeback_depth = "8": "lvmcache(7) migration_threshold: at least eight chunks at a time";
+    },
+    lacks: "The policy cleaner. A write to an uncached block enters at once, even where dm-cache would wait for its promotion.",
+};
+
+const OPENCAS: Profile = Profile {
+    name: "opencas",
+    system: "Open CAS (Open CAS Linux, OCF 26.03)",
+    documents: &[
+        "casadm(8), manual page of Open CAS Linux",
+        "ocf_def.h, inc/ocf_def.h of github.com/Open-CAS/ocf",
+        "alru.h, inc/cleaning/alru.h, in the same place",
+    ],
+    settings: choices! {
+        block_size = "4K": "casadm(8) --cache-line-size: 4 KiB is the default";
+        mode = "writethrough": "casadm(8) --cache-mode: wt is the default";
+        policy = "lru": "ocf_def.h: lru is the only policy";
+        durability = "flush": "casadm(8): not stated; as a disk with a volatile write cache";
+        sequential_cutoff = "1M": "casadm(8) seq-cutoff: a threshold of 1 MiB; its policy full applies it only while the cache is full";
+        admission = "always": "casadm(8) promotion: always is the default";
+        dirty_high = "100": "alru.h OCF_ALRU_DEFAULT_DIRTY_RATIO_THRESHOLD: no share of dirty blocks starts a clean-up";
+        dirty_low = "100": "alru.h: the same";
+        cache_dirty_high = "100": "alru.h: the same";
+        cache_dirty_low = "100": "alru.h: the same";
+        dirty_age = "2m": "alru.h OCF_ALRU_DEFAULT_STALENESS_TIME: 120 s without an access";
+        idle = "0": "alru.h OCF_ALRU_DEFAULT_ACTIVITY_THRESHOLD: ten seconds without requests alone clean nothing that is younger";
+        writeback_depth = "100": "alru.h OCF_ALRU_DEFAULT_FLUSH_MAX_BUFFERS: 100";
+    },
+    lacks: "IO classes. The mode write-invalidate. A clean-up that waits for ten seconds without requests: dirty_age waits for none.",
 };
 
 const MAXIO: Profile = Profile {
@@ -123,7 +176,7 @@ const DM_WRITEBOOST: Profile = Profile {
 
 const FANCYCACHE: Profile = Profile {
     name: "fancycache",
-    system: "FancyCache, PrimoCache (Romex Software)",
+    system: "FancyCache (Romex Software)",
     documents: &[
         "Guide, FancyCache User Guide, romexsoftware.com/en-us/fancy-cache/help.html",
         "Report, \"defer-write\" of FancyCache 0.5.0 Disk Edition, measured with Iometer",
@@ -143,4 +196,21 @@ const FANCYCACHE: Profile = Profile {
         idle = "0": "Guide Defer-Write: after the latency, not when idle";
     },
     lacks: "Releasing RAM on sleep. Release After Write: blocks that were written back stay, clean.",
+};
+
+const PRIMOCACHE: Profile = Profile {
+    name: "primocache",
+    system: "PrimoCache (Romex Software)",
+    documents: &["Help, PrimoCache's online help, romexsoftware.com/en-us/primo-cache"],
+    settings: choices! {
+        block_size = "4K": "Help \"Configuration Terms\": chosen by the user, and a larger one takes less memory; 4 KB as with FancyCache";
+        mode = "writethrough": "Help \"Defer-Write\": writes are faster only if it is enabled. With it take writeback";
+        policy = "arc": "Help: a mix of LRU and LFU that adapts itself and has no parameter";
+        ram = "1G": "Help \"Configuration Terms\": the size of level 1 is chosen by the user; 1 GB as with FancyCache";
+        ram_policy = "arc": "Help: a mix of LRU and LFU that adapts itself and has no parameter";
+        durability = "flush": "Help \"Defer-Write\": off unless it is enabled. With it take deferred, and defer=10s";
+        sequential_cutoff = "0": "Help has no exception for streams";
+        admission = "always": "Help \"Configuration Terms\": both read data and write data are cached";
+    },
+    lacks: "Releasing RAM on sleep. A level 2 cache that is filled when the disk is idle: blocks enter at once.",
 };

@@ -30,8 +30,9 @@ pub(crate) struct CreateArgs {
     #[arg(short = 'p', long, value_name = "DEVICE", value_hint = ValueHint::AnyPath)]
     pub(crate) origin: String,
 
-    /// Start with the settings of another cache: enhanceio, bcache, dm-cache, maxio, dm-writeboost,
-    /// fancycache (see 'forebay profiles'); other options take precedence
+    /// Start with the settings of another cache: enhanceio, bcache, dm-cache, lvmcache, opencas,
+    /// maxio, dm-writeboost, fancycache, primocache (see 'forebay profiles'); other options take
+    /// precedence
     #[arg(long, value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileName>,
 
