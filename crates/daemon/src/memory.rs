@@ -3,7 +3,7 @@
 use forebay_admin::report::{DaemonMemory, MemoryUsed};
 use forebay_admin::{ApiError, ErrorKind};
 use forebay_core::units::format_size;
-use forebay_host::memory::{System, SystemMemory};
+use forebay_host::memory::{System, SystemMemory, resident};
 use forebay_lane::{MemoryBudget, MemoryUse, TooLow};
 
 const MIB: u64 = 1 << 20;
@@ -121,7 +121,13 @@ fn lockable(bytes: u64, machine: Option<SystemMemory>) -> Result<(), ApiError> {
 
 /// Returns the limit and its use.
 pub(super) fn report(memory: &MemoryBudget) -> DaemonMemory {
-    DaemonMemory { limit_bytes: memory.limit(), used_bytes: used(memory) }
+    // The memory of a simulation would differ from run to run.
+    let resident = forebay_threads::Simulation::current().is_none().then(resident);
+    DaemonMemory {
+        limit_bytes: memory.limit(),
+        used_bytes: used(memory),
+        resident_bytes: resident.flatten().unwrap_or_default(),
+    }
 }
 
 /// Returns the use of the limit.

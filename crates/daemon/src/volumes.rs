@@ -140,7 +140,8 @@ impl Volumes {
 
     /// Returns the reports of all volumes, in the order of creation.
     pub(crate) fn list(&self, count: Count) -> Vec<VolumeReport> {
-        self.state.volumes().iter().map(|entry| self.report(entry, count)).collect()
+        let memory = memory::report(self.host.memory());
+        self.state.volumes().iter().map(|entry| self.report(entry, count, &memory)).collect()
     }
 
     /// Returns the report of one volume.
@@ -148,7 +149,8 @@ impl Volumes {
     /// # Errors
     /// [`ErrorKind::NotFound`].
     pub(crate) fn show(&self, name: &VolumeName, count: Count) -> Result<VolumeReport, ApiError> {
-        self.state.volume(name).map(|entry| self.report(&entry, count))
+        let memory = memory::report(self.host.memory());
+        self.state.volume(name).map(|entry| self.report(&entry, count, &memory))
     }
 
     /// Returns the hit ratios that caches of these sizes, or of the usual ones, would have had.
@@ -183,7 +185,7 @@ impl Volumes {
         Ok(self.host.lost(name))
     }
 
-    fn report(&self, entry: &Remembered, count: Count) -> VolumeReport {
+    fn report(&self, entry: &Remembered, count: Count, memory: &DaemonMemory) -> VolumeReport {
         let volume = &entry.volume;
         let mut report = self.host.report(&volume.name, count).unwrap_or_else(|| {
             let mut report = VolumeReport::empty(
@@ -205,8 +207,8 @@ impl Volumes {
         if !report.blocks.known && count == Count::Fresh {
             report.blocks = self.host.blocks(&volume.name).unwrap_or_default();
         }
-        let DaemonMemory { limit_bytes, used_bytes } = memory::report(self.host.memory());
-        report.memory = MemoryReport { limit_bytes, used_bytes, ..report.memory };
+        let DaemonMemory { limit_bytes, used_bytes, resident_bytes } = *memory;
+        report.memory = MemoryReport { limit_bytes, used_bytes, resident_bytes, ..report.memory };
         if report.origin.size == 0 {
             report.origin.size = entry.origin_bytes;
         }

@@ -64,8 +64,14 @@ impl System {
     }
 }
 
-/// A control group that limits the process's memory, or may limit it later: its own group or an
-/// ancestor.
+/// Returns the bytes of RAM that this process occupies, as the kernel counts them (RSS).
+pub fn resident() -> Option<u64> {
+    let text = fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = text.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    pages.checked_mul(rustix::param::page_size() as u64)
+}
+
+/// A control group that limits the process's memory, or may come to: its own or one around it.
 struct Group {
     folder: PathBuf,
     files: &'static GroupFiles,

@@ -16,6 +16,9 @@ pub struct MemoryReport {
     /// The daemon's use of that limit.
     #[serde(default)]
     pub used_bytes: MemoryUsed,
+    /// RAM that the daemon's process occupies as the kernel counts it (RSS); 0: unknown.
+    #[serde(default)]
+    pub resident_bytes: u64,
 }
 
 /// Memory of the daemon, in bytes.
@@ -25,6 +28,10 @@ pub struct DaemonMemory {
     pub limit_bytes: u64,
     /// The use of that limit.
     pub used_bytes: MemoryUsed,
+    /// RAM that the daemon's process occupies as the kernel counts it (RSS), with pages of its
+    /// program and of files; 0: unknown.
+    #[serde(default)]
+    pub resident_bytes: u64,
 }
 
 /// The daemon's use of its memory limit, in bytes.

@@ -35,9 +35,34 @@ pub(crate) fn run(client: &DaemonClient, args: &MemoryArgs) -> VerbResult {
 fn render(memory: &DaemonMemory) -> String {
     let mut table = Table::new(&[Column::left("MEMORY"), Column::right("SIZE")]);
     let used = memory.used_bytes;
-    let rows = [("limit", memory.limit_bytes), ("used", used.total())];
-    for (name, bytes) in rows.into_iter().chain(used.parts()) {
+    let rows = [("limit", memory.limit_bytes), ("accounted for", used.total())];
+    let rss = Some(("resident (RSS)", memory.resident_bytes)).filter(|(_, bytes)| *bytes > 0);
+    for (name, bytes) in rows.into_iter().chain(rss) {
         table.row([name.to_owned(), format_size(bytes)]);
     }
+    for (name, bytes) in used.parts() {
+        table.row([format!("  {name}"), format_size(bytes)]);
+    }
     table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_has_a_line_beside_what_is_accounted_for() {
+        let mut memory = DaemonMemory { limit_bytes: 1 << 30, ..DaemonMemory::default() };
+        (memory.used_bytes.index, memory.resident_bytes) = (64 << 20, 96 << 20);
+        let text = render(&memory);
+        for words in
+            [&["limit", "1G"][..], &["accounted", "for", "64M"], &["resident", "(RSS)", "96M"]]
+        {
+            let has = |line: &str| line.split_whitespace().eq(words.iter().copied());
+            assert!(text.lines().any(has), "{words:?} is not in\n{text}");
+        }
+        assert!(text.contains("\n  index"), "the parts stand below the sum: {text}");
+        memory.resident_bytes = 0;
+        assert!(!render(&memory).contains("RSS"), "an older daemon does not say");
+    }
 }
