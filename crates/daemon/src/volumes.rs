@@ -220,7 +220,8 @@ impl Volumes {
         }
         report.cache.path.clone_from(&volume.cache);
         let dirty = report.blocks.dirty.saturating_mul(volume.block_size);
-        report.writeback = self.writeback(&volume.name, dirty);
+        let deferred = report.ram.map_or(0, |ram| ram.deferred);
+        report.writeback = self.writeback(&volume.name, dirty.saturating_add(deferred));
         self.report_exports(&mut report);
         self.report_clients(&mut report);
         report.progress = self.operations.of_volume(&volume.name).map(|running| running.progress);

@@ -109,7 +109,7 @@ pub struct DevicesReport {
 pub struct WritebackReport {
     /// Bytes written back per second, a mean over the last ten seconds or so.
     pub bytes_per_second: f64,
-    /// Seconds at this rate until nothing is dirty, if nothing else becomes dirty; `null` while
-    /// data is dirty and nothing is written back.
+    /// Seconds at this rate until nothing is dirty or in RAM alone, if nothing else is written;
+    /// `null` while there is such data and nothing is written back.
     pub seconds_to_clean: Option<f64>,
 }
