@@ -16,6 +16,7 @@ use crate::ranges::ByteRange;
 use forebay_settings::Settings;
 
 mod clients;
+mod daemon;
 mod latency;
 mod memory;
 mod requests;
@@ -23,6 +24,7 @@ mod served;
 
 pub use crate::displaced::DisplacedReport;
 pub use clients::{ClientReport, Transport};
+pub use daemon::DaemonReport;
 pub use latency::{DeviceReport, DevicesReport, Latency, LatencyReport, OpReport, WritebackReport};
 pub use memory::{DaemonMemory, MemoryReport, MemoryUsed, RamReport};
 pub use requests::RequestReport;
@@ -162,10 +164,14 @@ pub struct ExportReport {
 /// Blocks of a volume in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct BlockReport {
-    /// Whether the next three are known. They are while the cache is open, whether or not the
-    /// volume is served.
+    /// Whether `cached`, `dirty` and `held` are known. They are while the cache is open, whether or
+    /// not the volume is served.
     #[serde(default)]
     pub known: bool,
+    /// Whether the number of cached and of dirty blocks is not known now, and is the one that the
+    /// volume had when it was stopped.
+    #[serde(default)]
+    pub as_of_stop: bool,
     /// Cached blocks of the volume, clean and dirty.
     pub cached: u64,
     /// Blocks that are newer than the origin.
@@ -412,6 +418,7 @@ impl VolumeReport {
             dirty: self.blocks.dirty.saturating_mul(self.block_size),
             held: self.blocks.held.saturating_mul(self.block_size),
             known: self.blocks.known,
+            as_of_stop: self.blocks.as_of_stop,
             ram: self.ram.map_or(0, |ram| ram.size),
             deferred: self.ram.map_or(0, |ram| ram.deferred),
             device: self.export.link.clone().or_else(|| self.export.device.clone()),
@@ -453,6 +460,10 @@ pub struct VolumeSummary {
     /// Whether these three are known; they are while the cache is open.
     #[serde(default)]
     pub known: bool,
+    /// Whether `used` and `dirty` are not known now, and are those of the volume when it was
+    /// stopped.
+    #[serde(default)]
+    pub as_of_stop: bool,
     /// Bytes that the RAM tier may hold; 0 without one, and while the volume is not served.
     #[serde(default)]
     pub ram: u64,
@@ -489,35 +500,6 @@ pub struct VolumeList {
 pub struct ReportList {
     /// The volumes in the order of their creation.
     pub volumes: Vec<VolumeReport>,
-}
-
-/// State of the daemon.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct DaemonReport {
-    /// Version of the daemon.
-    pub version: String,
-    /// Its process id.
-    pub pid: u32,
-    /// The directory of its state.
-    pub state_dir: String,
-    /// Number of lanes.
-    pub lanes: u32,
-    /// NBD addresses it listens on.
-    pub nbd: Vec<String>,
-    /// The program that it runs.
-    #[serde(default)]
-    pub program: String,
-    /// Replacements of its program without disconnecting clients.
-    #[serde(default)]
-    pub hand_overs: u64,
-    /// Whether every volume is served again that was served when it began.
-    #[serde(default = "always")]
-    pub ready: bool,
-}
-
-/// Daemons that do not say whether they are ready are.
-fn always() -> bool {
-    true
 }
 
 #[cfg(test)]

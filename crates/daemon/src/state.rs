@@ -35,6 +35,15 @@ const MAX_FILE: u64 = 16 << 20;
 /// Most volumes in the file.
 const MAX_VOLUMES: usize = 4096;
 
+/// Blocks that a volume left in its cache when it was stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LeftBlocks {
+    /// Clean and dirty blocks.
+    pub(crate) cached: u64,
+    /// Dirty blocks.
+    pub(crate) dirty: u64,
+}
+
 /// One volume in the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Remembered {
@@ -48,6 +57,10 @@ pub(crate) struct Remembered {
     /// A delete has begun. It has succeeded if the cache no longer contains the volume.
     #[serde(default)]
     pub(crate) deleting: bool,
+    /// Its blocks in the cache when it was stopped; absent while it is served, and if they were not
+    /// known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) left: Option<LeftBlocks>,
     /// See [`Facts::behind`]. Only in the file.
     #[serde(default)]
     behind: bool,
@@ -56,7 +69,8 @@ pub(crate) struct Remembered {
 impl Remembered {
     /// Returns the entry of a volume that is served.
     pub(crate) fn served(volume: Definition, origin_bytes: u64) -> Self {
-        Remembered { volume, started: true, origin_bytes, deleting: false, behind: false }
+        let (started, deleting, behind) = (true, false, false);
+        Remembered { volume, started, origin_bytes, deleting, left: None, behind }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_admin::curve::CurveReport;
 use forebay_admin::lost::LostReport;
-use forebay_admin::report::{DaemonMemory, DaemonReport, MemoryReport};
+use forebay_admin::report::{BlockReport, DaemonMemory, DaemonReport, MemoryReport};
 use forebay_admin::{
     ApiError, CreateRequest, ErrorKind, OperationId, StartRequest, VolumeName, VolumeReport,
     VolumeState,
@@ -26,7 +26,7 @@ use forebay_lane::{MemoryBudget, MemoryUse};
 use forebay_threads::{Mutex, MutexGuard};
 
 use super::recording::{self, Trace};
-use super::state::{Remembered, State};
+use super::state::{LeftBlocks, Remembered, State};
 use super::work::Work;
 
 /// Time limit of a shutdown for cancelled operations.
@@ -222,6 +222,14 @@ impl Volumes {
         let dirty = report.blocks.dirty.saturating_mul(volume.block_size);
         let deferred = report.ram.map_or(0, |ram| ram.deferred);
         report.writeback = self.writeback(&volume.name, dirty.saturating_add(deferred));
+        if let (
+            false,
+            VolumeState::Stopped | VolumeState::Failed,
+            Some(LeftBlocks { cached, dirty }),
+        ) = (report.blocks.known, report.state, entry.left)
+        {
+            report.blocks = BlockReport { as_of_stop: true, cached, dirty, ..report.blocks };
+        }
         self.report_exports(&mut report);
         self.report_clients(&mut report);
         report.progress = self.operations.of_volume(&volume.name).map(|running| running.progress);

@@ -426,6 +426,7 @@ fn fill(report: &mut VolumeReport, running: &ServedVolume, cached: Option<u64>, 
         filled: totals.filled_blocks,
         written_back: totals.written_back_blocks,
         carried_on: totals.reinserted_blocks,
+        as_of_stop: false,
     };
     report.ordered = store.has_order(volume.id).then(|| OrderReport {
         in_effect: store.is_in_order(volume.id),

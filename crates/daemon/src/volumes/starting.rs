@@ -202,7 +202,7 @@ impl Volumes {
             }
             (entry.volume.uuid, entry.volume.cache_uuid) = (now.uuid, now.cache_uuid);
             entry.volume.origin_identity.clone_from(&now.origin_identity);
-            (entry.origin_bytes, entry.deleting) = (origin_bytes, false);
+            (entry.origin_bytes, entry.deleting, entry.left) = (origin_bytes, false, None);
             Ok(())
         });
         match stored {

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use forebay_admin::report::BlockReport;
 use forebay_admin::{ApiError, ErrorKind, OperationId, StopRequest, VolumeName};
 
 use super::{ANSWER_PATIENCE, Volumes, gives_way};
-use crate::host_api::Definition;
+use crate::devices::path_of;
+use crate::host_api::{Count, Definition};
 use crate::operations::{Beside, attempt};
 use crate::planted::{self, PlantedBug};
-use crate::state::{Remembered, entry_of};
+use crate::state::{LeftBlocks, Remembered, entry_of};
 use crate::work::Work;
 
 impl Volumes {
@@ -32,9 +34,10 @@ impl Volumes {
                 this.host.check_origin_path(name, work)?;
             }
             this.without_exports(&entry.volume, ("stop", force), || {
-                // Store first: a daemon that dies in between must not serve the volume again by
-                // itself.
+                let left = this.left_in_cache(&entry.volume);
+                // Stored first: a daemon that dies in between must not serve it again by itself.
                 let stored = this.state.edit(name, work, |entry| {
+                    entry.left = left.or(entry.left);
                     entry.volume.version += u64::from(entry.started);
                     entry.started = planted::has(PlantedBug::StopNotStored);
                 })?;
@@ -49,6 +52,19 @@ impl Volumes {
                 }
             })
         })
+    }
+
+    /// Returns the blocks that a volume leaves in its cache when it stops: deferred writes become
+    /// dirty blocks, and a cache in RAM is given up. `None`: it is not served, or that is unknown.
+    fn left_in_cache(&self, volume: &Definition) -> Option<LeftBlocks> {
+        let report = self.host.report(&volume.name, Count::Fresh)?;
+        if path_of(&volume.cache).is_none() {
+            return Some(LeftBlocks { cached: 0, dirty: 0 });
+        }
+        let deferred = report.ram.map_or(0, |ram| ram.deferred).div_ceil(volume.block_size.max(1));
+        let BlockReport { known, cached, dirty, .. } = report.blocks;
+        let dirty = dirty.saturating_add(deferred);
+        known.then_some(LeftBlocks { cached: cached.max(dirty), dirty })
     }
 
     fn stop_served(
