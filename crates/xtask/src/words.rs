@@ -38,6 +38,7 @@ const KEPT: &[(&str, &str)] = &[
     ("crates/admin/src/report.rs", "carried_on"),
     ("crates/daemon/src/host/report.rs", "carried_on"),
     ("crates/forebay/src/output/volume.rs", "carried_on"),
+    ("crates/forebay/src/output/volume/tests.rs", "carried_on"),
     ("crates/daemon/src/metrics.rs", "carried_on"),
     ("crates/sim/src/args.rs", "toy"),
     ("crates/sim/src/args.rs", "weather"),

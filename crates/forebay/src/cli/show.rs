@@ -31,6 +31,10 @@ pub(crate) struct ShowArgs {
     #[arg(long)]
     pub(crate) lost: bool,
 
+    /// Print all settings, not only those that differ from their defaults
+    #[arg(long, conflicts_with_all = ["lost", "json"])]
+    pub(crate) all: bool,
+
     /// Show it again at this interval in seconds, 2 by default: in place on a terminal, elsewhere
     /// one after the other with an empty line between
     #[arg(long, value_name = "SECONDS", value_parser = interval, num_args = 0..=1, require_equals = true, default_missing_value = "2")]
@@ -51,11 +55,12 @@ const ANSWERING: Duration = Duration::from_secs(5);
 pub(crate) fn run(client: &DaemonClient, args: &ShowArgs) -> VerbResult {
     let first = text(client, args, &api::SHOW)?;
     let Some(every) = args.watch else { return print_text(&first) };
-    let (name, lost, json) = (args.name.clone(), args.lost, args.json);
+    let ShowArgs { lost, json, all, .. } = *args;
+    let name = args.name.clone();
     let on_screen = screen::is_usable() && !json;
     // The screen itself shows that there was no answer.
     let client = if on_screen { client.silently(ANSWERING) } else { client.clone() };
-    let args = ShowArgs { name, lost, json, watch: None };
+    let args = ShowArgs { name, lost, json, all, watch: None };
     let mut counted = Instant::now();
     let next = move || {
         let fresh = counted.elapsed() >= COUNT;
@@ -86,7 +91,7 @@ fn text(
     if args.json {
         return json::text(&report);
     }
-    let mut text = volume::render(&report);
+    let mut text = volume::render(&report, args.all);
     for shortage in sparse::shortages(&[&report.cache.path, &report.origin.path]) {
         text.push_str(&format!("{:1$}{shortage}\n", "space", volume::LABEL));
     }

@@ -6,7 +6,9 @@ mod served;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use forebay_admin::report::{ExportReport, Latency, OriginReport, RamReport, RestReport};
+use forebay_admin::report::{
+    ExportReport, Latency, MemoryReport, OriginReport, RamReport, RestReport,
+};
 pub(crate) use forebay_admin::text::grouped;
 use forebay_admin::{SETTINGS, VolumeReport, VolumeState};
 use forebay_core::units::format_size;
@@ -17,8 +19,8 @@ use super::table::{Column, Table};
 /// Width of the labels on the left.
 pub(crate) const LABEL: usize = 12;
 
-/// Formats the full report of a volume.
-pub(crate) fn render(report: &VolumeReport) -> String {
+/// Formats the full report of a volume, with all settings or those that differ from their defaults.
+pub(crate) fn render(report: &VolumeReport, all: bool) -> String {
     let mut text = String::new();
     let mut line = |label: &str, value: String| {
         let _ = writeln!(text, "{}", format!("{label:LABEL$}{value}").trim_end());
@@ -57,16 +59,7 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     for (name, text) in [("limits", limits(report)), ("share", share(report))] {
         text.into_iter().for_each(|text| line(name, text));
     }
-    line(
-        "memory",
-        format!(
-            "{} index, {} buffers; the daemon uses {} of {}",
-            format_size(report.memory.index_bytes),
-            format_size(report.memory.buffer_bytes),
-            format_size(report.memory.used_bytes.total()),
-            format_size(report.memory.limit_bytes)
-        ),
-    );
+    line("memory", memory(&report.memory));
     exports(&report.export, &mut line);
     errors(report, &mut line);
 
@@ -80,12 +73,51 @@ pub(crate) fn render(report: &VolumeReport) -> String {
     text.push('\n');
     text.push_str(&latencies(report));
     text.push('\n');
-    let mut settings = Table::new(&[Column::left("SETTING"), Column::left("VALUE")]);
-    for setting in SETTINGS {
-        settings.row([setting.name.to_owned(), setting.text(&report.settings)]);
-    }
-    text.push_str(&settings.render());
+    text.push_str(&settings(report, all));
     text
+}
+
+/// Lists the settings that differ from their defaults, or all of them with a mark on those.
+fn settings(report: &VolumeReport, all: bool) -> String {
+    let mut table =
+        Table::new(&[Column::left("SETTING"), Column::left("VALUE"), Column::left("DEFAULT")]);
+    let mut folded = 0;
+    for setting in SETTINGS {
+        let (value, default) = (setting.text(&report.settings), setting.default());
+        let differs = value != default;
+        if differs || all {
+            let default = if differs { default } else { String::new() };
+            table.row([setting.name.to_owned(), value, default]);
+        } else {
+            folded += 1;
+        }
+    }
+    let others = match folded {
+        0 => return table.render(),
+        _ if folded == SETTINGS.len() => {
+            return format!(
+                "All {folded} settings have their defaults: 'forebay show {} --all' lists them.\n",
+                report.name
+            );
+        }
+        1 => "1 other setting has its default".to_owned(),
+        _ => format!("{folded} other settings have their defaults"),
+    };
+    format!("{}{others}: 'forebay show {} --all' lists them.\n", table.render(), report.name)
+}
+
+fn memory(memory: &MemoryReport) -> String {
+    let resident = match memory.resident_bytes {
+        0 => String::new(),
+        bytes => format!(", and its process occupies {}", format_size(bytes)),
+    };
+    format!(
+        "{} index, {} buffers; the daemon accounts for {} of {}{resident}",
+        format_size(memory.index_bytes),
+        format_size(memory.buffer_bytes),
+        format_size(memory.used_bytes.total()),
+        format_size(memory.limit_bytes)
+    )
 }
 
 fn exports(export: &ExportReport, line: &mut impl FnMut(&str, String)) {
@@ -271,7 +303,7 @@ fn share(report: &VolumeReport) -> Option<String> {
 }
 
 fn blocks(report: &VolumeReport) -> String {
-    if !report.blocks.known {
+    if !report.blocks.known && !report.blocks.as_of_stop {
         return "unknown while the cache is closed; there may be dirty blocks on the cache device"
             .into();
     }
@@ -282,8 +314,9 @@ fn blocks(report: &VolumeReport) -> String {
         }
         _ => String::new(),
     };
+    let when = if report.blocks.as_of_stop { " when it was stopped" } else { "" };
     format!(
-        "{} cached, {} dirty ({}){held}",
+        "{} cached, {} dirty ({}){held}{when}",
         grouped(report.blocks.cached),
         grouped(report.blocks.dirty),
         format_size(report.blocks.dirty.saturating_mul(report.block_size))
@@ -461,105 +494,4 @@ fn micros(micros: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use forebay_admin::report::{ServedBy, WaitReport};
-    use forebay_admin::{Settings, VolumeState};
-
-    use super::*;
-
-    #[test]
-    fn numbers_are_readable() {
-        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
-            assert_eq!(grouped(number), text);
-        }
-        for (time, text) in
-            [(0.0, "-"), (0.62, "0.6 µs"), (85.0, "85 µs"), (1_500.0, "1.50 ms"), (2e6, "2.00 s")]
-        {
-            assert_eq!(micros(time), text);
-        }
-    }
-
-    #[test]
-    fn latencies_name_their_requests() {
-        let name = "v".parse().expect("valid");
-        let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
-        assert!(!render(&report).contains("without NBD"));
-        report.latency.read = Latency { count: 16, p50_us: 3.0, ..Latency::default() };
-        let text = render(&report);
-        assert!(text.contains("without NBD") && text.contains("one in 16"), "{text}");
-    }
-
-    #[test]
-    fn a_device_that_does_not_answer_is_named() {
-        let name = "v".parse().expect("valid");
-        let mut report = VolumeReport::empty(name, VolumeState::Waiting, Settings::default());
-        assert!(render(&report).contains("state       waiting: the daemon has just started"));
-        for (cause, because) in [(None, ""), (Some("refused".to_owned()), " (refused)")] {
-            report.waiting_for = Some(WaitReport { device: "sdx".to_owned(), seconds: 12, cause });
-            let expected = format!("waiting: sdx has not answered for 12 s{because}\n");
-            assert!(render(&report).contains(&expected), "{}", render(&report));
-        }
-    }
-
-    #[test]
-    fn unusual_states_are_shown_only_when_present() {
-        let name = "v".parse().expect("valid");
-        let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
-        report.requests.read_hits = 3000;
-        report.requests.read_misses = 1000;
-        let text = render(&report);
-        assert!(text.contains("75.0 %") && text.contains("3,000"), "{text}");
-        assert!(!text.contains("error") && !text.contains("lost"), "{text}");
-        assert!(!text.contains("WHY") && !text.contains("cold"), "{text}");
-        assert!(!text.contains("filled") && !text.contains("reinserted"), "{text}");
-        assert!(text.lines().all(|line| line == line.trim_end()), "{text}");
-        report.blocks.filled = 4000;
-        report.blocks.carried_on = 1;
-        report.errors.checksum = 2;
-        report.errors.last = Some("bad block".to_owned());
-        let text = render(&report);
-        assert!(text.contains("2 checksum") && text.contains("bad block"), "{text}");
-        assert!(text.contains("\n4,000 blocks filled, 1 reinserted\n"), "{text}");
-    }
-
-    #[test]
-    fn shares_of_serving_are_in_one_table() {
-        let name = "v".parse().expect("valid");
-        let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
-        assert!(!render(&report).contains("SERVED BY"));
-        report.served.reads = ServedBy { total: 4000, ram: 2000, cache: 1500, origin: 500 };
-        let text = render(&report);
-        let line = |text: &str, words: &[&str]| {
-            text.lines().any(|line| line.split_whitespace().eq(words.iter().copied()))
-        };
-        let reads =
-            ["reads", "4,000", "2,000", "50.0", "%", "1,500", "37.5", "%", "500", "12.5", "%"];
-        assert!(line(&text, &reads), "{text}");
-        assert!(line(&text, &["writes", "0", "0", "-", "0", "-", "0", "-"]), "{text}");
-        assert!(!line(&text, &["ram", "0", "0"]) && text.contains("REQUESTS"), "{text}");
-        (report.bytes.ram_read, report.ram) = (8192, Some(RamReport::default()));
-        let text = render(&report);
-        assert!(line(&text, &["ram", "8K", "0"]) && text.contains("\nBELOW RAM"), "{text}");
-        assert!(text.contains("\nLATENCY BELOW RAM"), "{text}");
-    }
-
-    #[test]
-    fn each_counted_reason_has_a_line_with_its_share() {
-        let name = "v".parse().expect("valid");
-        let mut report = VolumeReport::empty(name, VolumeState::Running, Settings::default());
-        report.why.miss.cold = 3000;
-        report.why.miss.evicted = 1000;
-        report.why.written_back.idle = 7;
-        let text = render(&report);
-        let words: Vec<Vec<&str>> =
-            text.lines().map(|line| line.split_whitespace().collect()).collect();
-        for line in [
-            ["miss", "cold", "3,000", "75.0", "%"].as_slice(),
-            &["evicted", "1,000", "25.0", "%"],
-            &["written_back", "idle", "7", "100.0", "%"],
-        ] {
-            assert!(words.iter().any(|words| words == line), "{line:?} is not in\n{text}");
-        }
-        assert!(!text.contains("sequential  ") && !text.contains("bypass "), "{text}");
-    }
-}
+mod tests;
