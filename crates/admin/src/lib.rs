@@ -42,7 +42,7 @@ pub use error::{ApiError, ErrorBody, ErrorKind};
 pub use event::{Event, EventId, EventKind, EventList, Severity};
 pub use forebay_settings::{Assignments, SETTINGS, Setting, SettingError, Settings};
 pub use name::VolumeName;
-pub use operation::{Operation, OperationId, OperationState, Progress, Unit};
+pub use operation::{Moved, Operation, OperationId, OperationState, Progress, Unit};
 pub use profiles::{PROFILES, Profile, ProfileName};
 pub use ranges::{ByteRange, PinReport, RangesRequest};
 pub use report::{

@@ -74,6 +74,15 @@ pub enum OperationState {
     Failed,
 }
 
+/// Data that an operation has moved or discarded, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct Moved {
+    /// Dirty data that was written to the origin while it drained the volume.
+    pub written_back: u64,
+    /// Cached data that it discarded: clean data, unless it had to discard dirty data.
+    pub discarded: u64,
+}
+
 /// An operation, as the API shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Operation {
@@ -89,6 +98,9 @@ pub struct Operation {
     pub progress: Progress,
     /// Milliseconds from its start until now, or until its end.
     pub elapsed_ms: u64,
+    /// Data that it has moved so far, or moved until its end.
+    #[serde(default)]
+    pub moved: Moved,
     /// Why it failed, if it did; while it is in progress, the device that it waits for with no way
     /// back, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]

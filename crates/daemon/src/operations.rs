@@ -69,6 +69,7 @@ impl OperationEntry {
             state,
             progress: self.work.progress(),
             elapsed_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
+            moved: self.work.moved(),
             error,
         }
     }
@@ -348,7 +349,7 @@ impl Operations {
 mod tests {
     use forebay_threads::channel;
 
-    use forebay_admin::Unit;
+    use forebay_admin::{Moved, Unit};
 
     use super::*;
 
@@ -363,6 +364,8 @@ mod tests {
         let first = all.start("flush", &name("a"), move |work| {
             work.report(1, 4, Unit::Blocks);
             let _ = wait.recv();
+            work.add(Moved { written_back: 4096, discarded: 0 });
+            work.add(Moved { written_back: 4096, discarded: 512 });
             Ok(())
         });
         let first = first.expect("free");
@@ -374,6 +377,7 @@ mod tests {
         go.send(()).expect("it waits");
         let ended = all.wait(first, None).expect("known");
         assert_eq!((ended.state, ended.progress.done), (OperationState::Done, 1));
+        assert_eq!(ended.moved, Moved { written_back: 8192, discarded: 512 });
         assert!(all.start("stop", &name("a"), |_| Ok(())).is_ok());
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use forebay_admin::curve::{CurveReport, CurveRow, Hits};
 use forebay_admin::lost::LostReport;
-use forebay_admin::report::WaitReport;
+use forebay_admin::report::{BlockReport, RamReport, WaitReport};
 use forebay_admin::{
     ApiError, ByteRange, DeleteRequest, DropRequest, ErrorKind, PinReport, Settings, StartRequest,
     Unit, VolumeName, VolumeReport, VolumeState,
@@ -174,6 +174,9 @@ pub(crate) struct FakeHost {
     present: Mutex<Vec<(VolumeName, String, Arc<Work>)>>,
     /// Requests that arrived during another one for the same volume.
     pub(crate) overlaps: Mutex<Vec<String>>,
+    /// The blocks and the RAM tier that its volumes report, and how many blocks a drop discards.
+    pub(crate) contents: Mutex<(BlockReport, Option<RamReport>, u64)>,
+    dropped: Mutex<u64>,
     /// Called with each request.
     pub(crate) hook: Mutex<Option<Hook>>,
     memory: Arc<MemoryBudget>,
@@ -292,6 +295,8 @@ impl Reports for FakeHost {
         let volume = self.running.lock().get(name)?.clone();
         let mut report = VolumeReport::empty(name.clone(), VolumeState::Running, volume.settings);
         report.origin.size = FAKE_SIZE;
+        (report.blocks, report.ram, _) = *self.contents.lock();
+        report.why.invalidated.dropped = *self.dropped.lock();
         Some(report)
     }
 
@@ -484,6 +489,11 @@ impl CachedBlocks for FakeHost {
             BlockTask::Drop(DropRequest { ssd: true, .. }) => " ssd",
             _ => "",
         };
+        if matches!(task, BlockTask::Drop(_) | BlockTask::Evict(_)) {
+            let mut contents = self.contents.lock();
+            *self.dropped.lock() += contents.2;
+            contents.1.iter_mut().for_each(|ram| ram.used = 0);
+        }
         self.ask(task.verb(), &volume.name, how, work)
     }
 

@@ -10,6 +10,8 @@ use crate::signals::{EndRequest, StopRequest};
 use crate::testing::{FakeFrontEnd, FakeHost, deleting};
 use forebay_testkit::TempDir;
 
+#[path = "volumes/amounts_tests.rs"]
+mod amounts;
 #[path = "volumes/deleting_tests.rs"]
 mod deletions;
 #[path = "volumes/overlapping_tests.rs"]
@@ -400,6 +402,10 @@ fn bad_creates_never_reach_the_host() {
     assert_eq!(kind(daemon.create("b", "origin")), ErrorKind::Refused);
     assert_eq!(kind(daemon.create("b", "cache")), ErrorKind::Invalid);
     assert_eq!(kind(daemon.create("b", "absent")), ErrorKind::Invalid);
+    let said = |result: Result<(), ApiError>| result.expect_err("bad").message;
+    assert!(said(daemon.create("a", "other")).contains("choose another name"));
+    let again = said(daemon.create("a", "origin"));
+    assert!(again.contains("'forebay start a'") && !again.contains("another"), "{again}");
     assert_eq!(daemon.asked(), ["create a"]);
 }
 
@@ -408,10 +414,6 @@ fn settings_are_changed_whole_and_also_while_stopped() {
     let daemon = Daemon::new();
     daemon.create("a", "origin").expect("good");
     let set = |text: &str| {
-    let said = |result: Result<(), ApiError>| result.expect_err("bad").message;
-    assert!(said(daemon.create("a", "other")).contains("choose another name"));
-    let again = said(daemon.create("a", "origin"));
-    assert!(again.contains("'forebay start a'") && !again.contains("another"), "{again}");
         let settings = Assignments::parse(text.split(' ')).expect("good one by one");
         daemon.end(daemon.volumes.set(&name("a"), SetRequest { settings }))
     };

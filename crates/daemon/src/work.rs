@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::planted::{self, PlantedBug};
-use forebay_admin::{ApiError, Progress, Unit};
+use forebay_admin::{ApiError, Moved, Progress, Unit};
 use forebay_core::Cancelled;
 use forebay_threads::{Instant, Mutex, MutexGuard};
 
@@ -44,6 +44,7 @@ struct State {
     patience: Option<Duration>,
     outwaits: Option<Instant>,
     late: Option<ApiError>,
+    moved: Moved,
     claim: Option<Arc<dyn Claimed>>,
 }
 
@@ -85,6 +86,18 @@ impl Work {
     /// Returns the progress.
     pub(crate) fn progress(&self) -> Progress {
         self.state().progress
+    }
+
+    /// Adds to the data that was moved or discarded.
+    pub(crate) fn add(&self, more: Moved) {
+        let moved = &mut self.state().moved;
+        moved.written_back = moved.written_back.saturating_add(more.written_back);
+        moved.discarded = moved.discarded.saturating_add(more.discarded);
+    }
+
+    /// Returns the data that was moved or discarded so far.
+    pub(crate) fn moved(&self) -> Moved {
+        self.state().moved
     }
 
     /// Keeps the claim on the devices of its volume until the operation has ended.

@@ -36,8 +36,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
-use forebay_admin::VolumeName;
 use forebay_admin::api::Operate;
+use forebay_admin::{ApiError, Moved, VolumeName};
 use forebay_daemon::signals;
 
 use crate::client::DaemonClient;
@@ -253,6 +253,17 @@ fn operate<Q: serde::Serialize>(
     request: &Q,
     doing: &str,
 ) -> VerbResult {
+    moved_by(client, endpoint, name, request, doing).map(|_| ())
+}
+
+/// Starts an operation as [`operate`] does, and returns the data that it moved.
+fn moved_by<Q: serde::Serialize>(
+    client: &DaemonClient,
+    endpoint: &Operate<Q>,
+    name: &VolumeName,
+    request: &Q,
+    doing: &str,
+) -> Result<Moved, ApiError> {
     let begun = client.call(endpoint, name, request)?;
     progress::follow(client, begun, &format!("{doing} {name}"))
 }

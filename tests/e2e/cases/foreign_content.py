@@ -275,7 +275,7 @@ def delete_says_what_it_leaves_and_wipes_on_request(box):
     for name in "a", "b":
         daemon.create(name, cache, box.file(f"origin-{name}", 4 * MIB))
     refused(daemon.cli("delete", "a", "--wipe", expect=3), "wipe", "of b")
-    check_equal(daemon.cli("delete", "a").stderr, "", "a cache that has another volume")
+    check_equal(daemon.cli("delete", "a").stderr, "a: deleted, 0 written back\n", "a cache that has another volume")
     check("wiped" in daemon.cli("delete", "b", "--wipe").stderr, "nothing says that it was wiped")
     probe = box.run(daemon.binary, "probe", cache).stdout
     check("nothing" in probe, f"probe says {probe}")

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_admin::{ApiError, ErrorKind, EventKind, StartRequest, VolumeName, VolumeState};
+use forebay_admin::{ApiError, ErrorKind, EventKind, Moved, StartRequest, VolumeName, VolumeState};
 use forebay_core::{Caching, Cancelled};
 use forebay_device::{Device, DeviceSpec};
 use forebay_engine::displaced::BeforeStop;
@@ -351,11 +351,15 @@ impl EngineHost {
             return Err(error);
         }
         let dirty = running.volume.dirty_blocks() * block;
+        let written = || running.volume.stats.totals().written_back_blocks;
+        let before = written();
         let drained = self.lanes.watch(work, block, move |state, left| async move {
             let engine = state.engine(number)?;
             engine.drain(&own, |blocks| left.set(blocks)).await.map_err(faults::engine)
         });
         let drained = drained.and_then(|()| self.check_drained(name, &running));
+        let written_back = written().saturating_sub(before) * block;
+        work.add(Moved { written_back, discarded: 0 });
         self.served.phase(name, VolumeState::Running);
         if drained.is_ok() && dirty > 0 {
             let said = format!("the dirty blocks of volume '{name}' were written to its origin");
@@ -388,6 +392,7 @@ impl EngineHost {
         let running = self.served.get(name)?;
         let place = &running.place.clone();
         self.served.phase(name, VolumeState::Stopping);
+        let discarded = running.volume.dirty_blocks() * running.block_bytes();
         let _wait = self.served.wait_for(name, &volume.origin);
         let (number, own, own_work) = (place.number, name.to_string(), work.clone());
         let deleted = self.lanes.run(0, move |state| async move {
@@ -403,6 +408,7 @@ impl EngineHost {
         });
         let left = match deleted.and_then(|deleted| deleted) {
             Ok(recorded) => {
+                work.add(Moved { written_back: 0, discarded });
                 self.using(place, move || {
                     self.dismiss(&running.place, &running.volume);
                     self.served.remove(name);

@@ -96,7 +96,9 @@ impl Volumes {
         self.waiting().remove(&volume.name);
         self.note_failure(&volume.name, None);
         self.tell_deleted(&volume.name, true);
-        let remains = attempt(|| self.host.delete(volume, true, &work.beside(PARTING_PATIENCE)));
+        let parting = work.beside(PARTING_PATIENCE);
+        let remains = attempt(|| self.host.delete(volume, true, &parting));
+        work.add(parting.moved());
         match (remains, volume.uuid) {
             (Ok(Remains::None), Some(uuid)) => self.forget_deleted(uuid, work),
             (Ok(Remains::None), None) => {}

@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
-use forebay_admin::{ApiError, ErrorKind, OperationId, OperationState, PinReport, VolumeName};
+use forebay_admin::{
+    ApiError, ErrorKind, Moved, OperationId, OperationState, PinReport, VolumeName,
+};
 
 use super::Volumes;
-use crate::host_api::BlockTask;
+use crate::host_api::{BlockTask, Count};
 use crate::operations::Beside;
 use crate::state::Remembered;
 use crate::work::Work;
@@ -45,13 +47,30 @@ impl Volumes {
         self.operate(task.verb(), name, move |this, entry, work| {
             let name = &entry.volume.name;
             this.check_served(name, task.verb())?;
+            let before = this.discards(name);
             let ran = this.host.run(&task, &entry.volume, work);
+            let discarded = before.zip(this.discards(name)).map_or(0, |(before, after)| {
+                let from_ram = match task {
+                    BlockTask::Drop(_) => before.1.saturating_sub(after.1),
+                    _ => 0,
+                };
+                after.0.saturating_sub(before.0) + from_ram
+            });
+            work.add(Moved { written_back: 0, discarded });
             // The ranges are pinned even if the filling was cancelled.
             if ran.as_ref().err().is_none_or(|error| error.kind == ErrorKind::Cancelled) {
                 this.tell_pins(name, &task);
             }
             ran
         })
+    }
+
+    /// Returns how many bytes were dropped from the cache of a served volume so far, and how many
+    /// its RAM tier holds.
+    fn discards(&self, name: &VolumeName) -> Option<(u64, u64)> {
+        let report = self.host.report(name, Count::Known)?;
+        let dropped = report.why.invalidated.dropped.saturating_mul(report.block_size);
+        Some((dropped, report.ram.map_or(0, |ram| ram.used)))
     }
 
     /// Returns the pinned ranges.

@@ -2,8 +2,9 @@
 
 use clap::Args;
 use forebay_admin::{DeleteRequest, VolumeList, VolumeName, api};
+use forebay_core::units::format_size;
 
-use super::operate;
+use super::moved_by;
 use crate::client::DaemonClient;
 use crate::exit::{VerbResult, note};
 use forebay_daemon::devices::{DeviceName, NO_CACHE};
@@ -34,10 +35,15 @@ pub(crate) fn run(client: &DaemonClient, args: &DeleteArgs) -> VerbResult {
     let before = client.get(&api::LIST, &()).ok();
     let DeleteArgs { discard_dirty, wipe, force, .. } = *args;
     let request = DeleteRequest { discard_dirty, wipe, force };
-    operate(client, &api::DELETE, &args.name, &request, "Deleting")?;
+    let moved = moved_by(client, &api::DELETE, &args.name, &request, "Deleting")?;
     if let Some(cache) = before.as_ref().and_then(|list| left_empty(list, &args.name)) {
         note(&after(&cache, args.wipe));
     }
+    let amount = match discard_dirty {
+        true => format!("{} of dirty data discarded", format_size(moved.discarded)),
+        false => format!("{} written back", format_size(moved.written_back)),
+    };
+    note(&format!("{}: deleted, {amount}", args.name));
     Ok(())
 }
 

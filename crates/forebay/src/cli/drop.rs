@@ -2,10 +2,11 @@
 
 use clap::Args;
 use forebay_admin::{DropRequest, VolumeName, api};
+use forebay_core::units::format_size;
 
-use super::operate;
+use super::moved_by;
 use crate::client::DaemonClient;
-use crate::exit::VerbResult;
+use crate::exit::{VerbResult, note};
 
 /// Arguments of `drop`.
 #[derive(Debug, Args)]
@@ -25,5 +26,8 @@ pub(crate) struct DropArgs {
 /// Discards clean cached blocks.
 pub(crate) fn run(client: &DaemonClient, args: &DropArgs) -> VerbResult {
     let tiers = DropRequest { ram: args.ram, ssd: args.ssd };
-    operate(client, &api::DROP, &args.name, &tiers, "Dropping the cache of")
+    let name = &args.name;
+    let moved = moved_by(client, &api::DROP, name, &tiers, "Dropping the cache of")?;
+    note(&format!("{name}: {} discarded from the cache", format_size(moved.discarded)));
+    Ok(())
 }

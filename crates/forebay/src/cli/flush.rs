@@ -2,12 +2,16 @@
 
 use forebay_admin::api;
 use forebay_admin::endpoint::Nothing;
+use forebay_core::units::format_size;
 
-use super::{NameArgs, operate};
+use super::{NameArgs, moved_by};
 use crate::client::DaemonClient;
-use crate::exit::VerbResult;
+use crate::exit::{VerbResult, note};
 
 /// Writes all dirty blocks of a volume to its origin.
 pub(crate) fn run(client: &DaemonClient, args: &NameArgs) -> VerbResult {
-    operate(client, &api::FLUSH, &args.name, &Nothing {}, "Flushing")
+    let name = &args.name;
+    let moved = moved_by(client, &api::FLUSH, name, &Nothing {}, "Flushing")?;
+    note(&format!("{name}: flushed, {} written back", format_size(moved.written_back)));
+    Ok(())
 }

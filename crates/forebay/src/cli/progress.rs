@@ -8,14 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_admin::endpoint::Nothing;
-use forebay_admin::{ApiError, ErrorKind, Operation, OperationState, Progress, Unit, api};
+use forebay_admin::{ApiError, ErrorKind, Moved, Operation, OperationState, Progress, Unit, api};
 use forebay_core::units::format_size;
 use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
 use crate::client::DaemonClient;
-use crate::exit::VerbResult;
 use crate::output::note;
 use crate::output::volume::{grouped, time};
 
@@ -36,11 +35,15 @@ pub(crate) enum Display {
     },
 }
 
-/// Displays an operation until it has ended.
+/// Displays an operation until it has ended. Returns the data that it moved.
 ///
 /// # Errors
 /// The operation failed, or the daemon no longer answers.
-pub(crate) fn follow(client: &DaemonClient, begun: Operation, label: &str) -> VerbResult {
+pub(crate) fn follow(
+    client: &DaemonClient,
+    begun: Operation,
+    label: &str,
+) -> Result<Moved, ApiError> {
     let mut operation = begun;
     if operation.state == OperationState::Running {
         let interrupted = interrupts()?;
@@ -60,7 +63,7 @@ pub(crate) fn follow(client: &DaemonClient, begun: Operation, label: &str) -> Ve
         display.end();
     }
     match (operation.state, operation.error) {
-        (OperationState::Done, _) => Ok(()),
+        (OperationState::Done, _) => Ok(operation.moved),
         (_, Some(error)) => Err(error),
         (_, None) => Err(ApiError::failed(format!("'{}' failed", operation.verb))),
     }

@@ -14,10 +14,10 @@ use forebay_core::units::format_size;
 use forebay_device::file_extents;
 use forebay_host::sysfs;
 
-use super::operate;
+use super::{moved_by, operate};
 use crate::client::DaemonClient;
 use crate::exit::VerbResult;
-use crate::output::{json, print_text};
+use crate::output::{json, note, print_text};
 
 /// The help of arguments that name parts of a volume.
 const PLACES: &str = "OFFSET+LENGTH of the volume, as 1G+512M, or a file on its device";
@@ -78,7 +78,7 @@ const AT_ONCE: usize = 1000;
 /// Pins ranges or, without any, prints those that are pinned.
 pub(crate) fn pin(client: &DaemonClient, args: &PinArgs) -> VerbResult {
     if !args.places.is_empty() {
-        return each(client, &api::PIN, &args.name, &args.places, "Pinning in");
+        return each(client, &api::PIN, &args.name, &args.places, "Pinning in").map(|_| ());
     }
     let report = client.get(&api::PINS, &args.name)?;
     if args.json { json::print(&report) } else { print_text(&render(&report)) }
@@ -89,12 +89,14 @@ pub(crate) fn unpin(client: &DaemonClient, args: &UnpinArgs) -> VerbResult {
     if args.all {
         return operate(client, &api::UNPIN, &args.name, &RangesRequest::default(), "Unpinning in");
     }
-    each(client, &api::UNPIN, &args.name, &args.places, "Unpinning in")
+    each(client, &api::UNPIN, &args.name, &args.places, "Unpinning in").map(|_| ())
 }
 
 /// Discards clean blocks of ranges.
 pub(crate) fn evict(client: &DaemonClient, args: &EvictArgs) -> VerbResult {
-    each(client, &api::EVICT, &args.name, &args.places, "Evicting from")
+    let discarded = each(client, &api::EVICT, &args.name, &args.places, "Evicting from")?;
+    note(&format!("{}: {} discarded from the cache", args.name, format_size(discarded)));
+    Ok(())
 }
 
 /// Loads ranges into the cache or, without any, the blocks that the RAM tier held when the volume
@@ -109,16 +111,17 @@ pub(crate) fn prefetch(client: &DaemonClient, args: &PrefetchArgs) -> VerbResult
             "Prefetching",
         );
     }
-    each(client, &api::PREFETCH, &args.name, &args.places, "Prefetching")
+    each(client, &api::PREFETCH, &args.name, &args.places, "Prefetching").map(|_| ())
 }
 
+/// Begins an operation for the ranges, and follows it; returns the bytes that were discarded.
 fn each(
     client: &DaemonClient,
     endpoint: &Operate<RangesRequest>,
     name: &VolumeName,
     places: &[String],
     doing: &str,
-) -> VerbResult {
+) -> Result<u64, ApiError> {
     let mut ranges = Vec::new();
     for place in places {
         match range(place) {
@@ -126,10 +129,12 @@ fn each(
             None => ranges.extend(of_file(client, name, Path::new(place))?),
         }
     }
+    let mut discarded = 0;
     for ranges in ranges.chunks(AT_ONCE) {
-        operate(client, endpoint, name, &RangesRequest { ranges: ranges.to_vec() }, doing)?;
+        let request = RangesRequest { ranges: ranges.to_vec() };
+        discarded += moved_by(client, endpoint, name, &request, doing)?.discarded;
     }
-    Ok(())
+    Ok(discarded)
 }
 
 /// Parses OFFSET+LENGTH; `None`: it is the path of a file.
