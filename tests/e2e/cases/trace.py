@@ -1,7 +1,11 @@
 """Recorded requests: a known pattern is in the trace, and advise makes of it what it makes of the volume."""
 
+import contextlib
 import json
+import os
 import pathlib
+import pty
+import subprocess
 import threading
 import time
 
@@ -71,6 +75,27 @@ def what_clients_ask_is_recorded_and_advise_reads_it(box):
     check_equal((advice["format"], advice["requests"]), ("csv", len(expected)), "the trace")
     shares = [row["reads"]["share"] for row in advice["rows"]]
     check(shares[0] < 0.01 and abs(shares[1] - 0.75) < 0.01, f"shares of a loop: {shares}")
+
+
+@test
+def a_terminal_shows_how_much_time_has_passed(box):
+    daemon = box.daemon()
+    connect(daemon.create("v", box.file("cache", 64 * MIB), box.file("origin", SIZE))).shutdown()
+    ours, theirs = pty.openpty()
+    path = box.path("v.csv")
+    command = [os.environ["FOREBAY"], "--socket", daemon.socket, "trace", "v", "--seconds", "2", "--output", path]
+    process = subprocess.Popen(command, stderr=theirs, stdout=subprocess.DEVNULL)
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # The end of a terminal.
+        while more := os.read(ours, 4096):
+            said += more
+    os.close(ours)
+    check_equal(process.wait(), 0, "exit code")
+    text = said.decode()
+    check("Recording v: 0 of 2 s" in text and "Recording v: 1 of 2 s" in text, f"the progress: {text!r}")
+    check("v: 0 requests in 2" in text.rsplit("Recording", 1)[-1], f"the last line: {text!r}")
+    requests_in(path)
 
 
 @test

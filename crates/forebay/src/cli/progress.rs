@@ -2,6 +2,7 @@
 //! The first SIGINT asks the daemon to cancel the operation; the second ends this process and
 //! leaves the operation alone.
 
+use std::fmt;
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use forebay_admin::endpoint::Nothing;
 use forebay_admin::{ApiError, ErrorKind, Moved, Operation, OperationState, Progress, Unit, api};
 use forebay_core::units::format_size;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
@@ -98,6 +99,28 @@ impl Display {
         bar.set_message(label.to_owned());
         bar.enable_steady_tick(POLL);
         Display::Bar(bar)
+    }
+
+    /// Starts a display of the time that passes, of `whole` seconds. Elsewhere than on a terminal
+    /// it shows nothing.
+    pub(crate) fn clock(label: &str, whole: u64) -> Self {
+        let display = Display::new(label);
+        if let Display::Bar(bar) = &display {
+            let passed = move |state: &ProgressState, to: &mut dyn fmt::Write| {
+                let _ = write!(to, "{} of {whole} s", state.elapsed().as_secs().min(whole));
+            };
+            let style = ProgressStyle::with_template("{msg}: {passed}{prefix}");
+            let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+            bar.set_style(style.with_key("passed", passed));
+        }
+        display
+    }
+
+    /// Adds to a clock how many bytes have come so far.
+    pub(crate) fn amount(&self, bytes: u64) {
+        if let Display::Bar(bar) = self {
+            bar.set_prefix(format!(", {} written", format_size(bytes)));
+        }
     }
 
     /// Displays the progress after `elapsed`.

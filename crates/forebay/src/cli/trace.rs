@@ -1,13 +1,14 @@
 //! `forebay trace`: records the requests of a volume's clients.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
 use forebay_admin::{ApiError, VolumeName, api};
 
+use super::progress::Display;
 use crate::client::DaemonClient;
 use crate::exit::VerbResult;
 use crate::output::note;
@@ -40,17 +41,30 @@ pub(crate) fn run(client: &DaemonClient, args: &TraceArgs) -> VerbResult {
     let TraceArgs { name, seconds, output } = args;
     let path = format!("{}?seconds={seconds}", api::TRACE.path(name));
     let mut target: Option<Box<dyn Write>> = None;
-    let mut tail = Vec::new();
-    client.download(&path, Duration::from_secs(*seconds), |bytes| {
+    let (mut tail, mut written) = (Vec::new(), 0);
+    // Lines of the trace on the same terminal would break the display.
+    let quiet = output.is_none() && std::io::stdout().is_terminal();
+    let mut clock = None;
+    let ended = client.download(&path, Duration::from_secs(*seconds), |bytes| {
         // Open the file only now, so that a refused request overwrites none.
         let target = match &mut target {
             Some(target) => target,
             none => none.insert(open(args)?),
         };
+        if !quiet {
+            written += bytes.len() as u64;
+            let clock =
+                clock.get_or_insert_with(|| Display::clock(&format!("Recording {name}"), *seconds));
+            clock.amount(written);
+        }
         tail.extend_from_slice(bytes);
         tail.drain(..tail.len().saturating_sub(TAIL));
         target.write_all(bytes).map_err(|error| unwritable(args, &error))
-    })?;
+    });
+    if let Some(clock) = clock {
+        clock.end();
+    }
+    ended?;
     if let Some(target) = &mut target {
         target.flush().map_err(|error| unwritable(args, &error))?;
     }
