@@ -60,6 +60,33 @@ fn after(cache: &str, wiped: bool) -> String {
         return format!("{cache} was wiped, and shows no mark of Forebay any more");
     }
     format!(
-        "{cache} is now an empty Forebay cache, for the next 'forebay create'; for another use overwrite its start first: dd if=/dev/zero of={cache} bs=128K count=1 conv=notrunc ('delete --wipe' would have done so)"
+        "{cache} is now an empty Forebay cache, for the next 'forebay create'; for another use overwrite its start first: dd if=/dev/zero of={} bs=128K count=1 conv=notrunc ('delete --wipe' would have done so)",
+        shell_word(cache)
     )
+}
+
+/// Returns a text as a shell takes it for one word.
+fn shell_word(text: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "/._-+:,@".contains(c);
+    match text.chars().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_with_spaces_is_one_word_in_the_command_to_copy() {
+        for (path, word) in [
+            ("/dev/disk/by-id/x-part1", "of=/dev/disk/by-id/x-part1 bs"),
+            ("/var/my ssd", "of='/var/my ssd' bs"),
+            ("/it's", r"of='/it'\''s' bs"),
+        ] {
+            let said = after(path, false);
+            assert!(said.contains(word), "{said}");
+        }
+    }
 }
