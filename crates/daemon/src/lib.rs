@@ -175,6 +175,7 @@ pub fn run(options: Options, has_started: &mut bool) -> Result<(), ApiError> {
     let stop = Arc::new(StopRequest::default());
     let (running, reading) = listen(&stop)?;
     signals::lift_limit_of_files();
+    signals::lift_limit_of_descriptors();
     let mut inherited = hand_over::inherited()?;
     log::inherit(inherited.log_missing);
     if inherited.hand_overs == 0 {

@@ -94,7 +94,24 @@ pub(crate) fn lift_limit_of_files() {
     tracing::warn!("{}", limit_of_files());
 }
 
-/// Describes the limit on the size of files, and how to change it.
+/// Fewer descriptors than this are few.
+const FEW_DESCRIPTORS: u64 = 1024;
+
+/// Raises the limit of open files of this process as far as that is allowed, and warns of a low one
+/// that remains.
+pub(crate) fn lift_limit_of_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    let _ = setrlimit(Resource::Nofile, raised);
+    let remains = getrlimit(Resource::Nofile).current;
+    if let Some(few) = remains.filter(|most| *most < FEW_DESCRIPTORS) {
+        tracing::warn!(
+            "this process may have only {few} files open, which is enough for a few volumes and clients: raise it with 'ulimit -n 65536', or LimitNOFILE=65536 in its unit"
+        );
+    }
+}
+
+/// Says how large files may be, and how to change that.
 fn limit_of_files() -> String {
     let bytes = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
     format!(
