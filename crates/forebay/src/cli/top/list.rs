@@ -145,14 +145,17 @@ fn columns(area: Rect) -> (Rect, [Rect; 8]) {
 fn draw_title(model: &TopModel, frame: &mut Frame<'_>, area: Rect) {
     let theme = model.theme;
     let volumes = model.latest.iter().flat_map(|interval| &interval.volumes);
-    let (mut iops, mut rate, mut dirty, mut number) = (0.0, 0.0, 0, 0);
+    let (mut iops, mut rate, mut dirty, mut number, mut known) = (0.0, 0.0, 0, 0, true);
     for activity in volumes {
         (iops, rate, number) =
             (iops + activity.iops, rate + activity.bytes_per_second(), number + 1);
         dirty += activity.unwritten_bytes().unwrap_or_default();
+        known &= activity.unwritten_bytes().is_some();
     }
+    // A volume of which that is unknown has a question mark in its line, and no part in the sum.
+    let least = if known { "" } else { "at least " };
     let text = format!(
-        "  {number} volumes  {} IOPS  {} MB/s  {} dirty",
+        "  {number} volumes  {} IOPS  {} MB/s  {least}{} dirty",
         count(iops),
         megabytes(rate),
         bytes(dirty),
