@@ -4,7 +4,7 @@ use forebay_admin::curve::{CurveReport, CurveRow, RamRow};
 use forebay_core::units::format_size;
 
 use super::Advice;
-use super::words::{self, WORTH, of, percent};
+use super::words::{self, beyond, of, percent};
 use crate::output::table::{Column, Table};
 
 /// Returns the smallest size in bytes that helps and that no larger size improves enough.
@@ -17,7 +17,7 @@ pub(super) fn take(rows: &[RamRow]) -> Option<u64> {
 pub(super) fn of_trace(advice: &Advice) -> String {
     match advice.accesses {
         0 => String::new(),
-        _ => text(&advice.ram_rows, advice.ram_before, of(advice.reads)),
+        _ => text(&advice.ram_rows, advice.ram_before, advice.footprint, of(advice.reads)),
     }
 }
 
@@ -28,12 +28,12 @@ pub(super) fn of_volume(report: &CurveReport) -> String {
     }
     let of = of(report.reads);
     let present = report.ram.as_ref().map_or_else(String::new, |row| present(row, of));
-    text(&report.ram_rows, report.present.bytes, of) + &present
+    text(&report.ram_rows, report.present.bytes, report.footprint, of) + &present
 }
 
 /// Returns the table of the shares that RAM serves in front of a cache of `cache` bytes (0: there
 /// is none), with a recommendation. `of` names the whole that the shares refer to.
-fn text(rows: &[RamRow], cache: u64, of: &str) -> String {
+fn text(rows: &[RamRow], cache: u64, footprint: u64, of: &str) -> String {
     let before = match cache {
         0 => "the origin alone".to_owned(),
         bytes => format!("a cache of {}", format_size(bytes)),
@@ -61,10 +61,10 @@ fn text(rows: &[RamRow], cache: u64, of: &str) -> String {
     let taken = take(rows).and_then(|bytes| rows.iter().find(|row| row.bytes == bytes));
     let verdict = match taken {
         Some(row) => format!(
-            "Take {} of RAM: it serves {} of {of}; beyond that, each doubling adds less than {:.0} %.",
+            "Take {} of RAM: it serves {} of {of}; {}.",
             format_size(row.bytes),
             percent(row.ram),
-            WORTH * 100.0
+            beyond(row.bytes, rows.iter().map(|row| row.bytes), footprint)
         ),
         None => format!("RAM of these sizes serves few of the {of}."),
     };
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn each_size_has_a_line_with_all_three_and_one_is_recommended() {
         let rows = [row(64, 0.3, 0.4), row(256, 0.6, 0.1), row(1024, 0.62, 0.08)];
-        let text = text(&rows, 2 << 30, "reads");
+        let text = text(&rows, 2 << 30, 4 << 30, "reads");
         assert!(text.contains("RAM in front of a cache of 2G, by who serves the reads:"), "{text}");
         let line = ["256M", "60.0", "%", "2.0", "10.0", "%", "30.0", "%", "2.0"];
         assert!(text.lines().any(|found| found.split_whitespace().eq(line)), "{text}");
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn where_ram_does_not_help_or_there_is_no_cache_that_is_said() {
-        let text = text(&[row(64, 0.01, 0.0)], 0, "accesses");
+        let text = text(&[row(64, 0.01, 0.0)], 0, 1 << 30, "accesses");
         assert!(text.contains("in front of the origin alone"), "{text}");
         assert!(text.contains("RAM of these sizes serves few of the accesses."), "{text}");
     }

@@ -8,7 +8,7 @@ use crate::output::table::{Column, Table};
 use crate::output::volume::grouped;
 
 /// Least gain in hit ratio per doubling that makes a larger cache worth it.
-pub(super) const WORTH: f64 = 0.03;
+const WORTH: f64 = 0.03;
 
 /// A cache with a lower hit ratio helps little.
 const LITTLE: f64 = 0.05;
@@ -33,19 +33,15 @@ pub(super) fn percent(hits: Hits) -> String {
     format!("{:.0} %", hits.share * 100.0)
 }
 
-/// Lists the sizes, each with its gain over the previous one.
-fn sentence(rows: &[CurveRow], of: &str) -> String {
-    let mut parts = Vec::new();
-    for (at, row) in rows.iter().enumerate() {
-        let before = at.checked_sub(1).and_then(|at| rows.get(at));
-        let of = if at == 0 { format!(" of {of}") } else { String::new() };
-        let verdict = match before.map(|before| gain(before, row)) {
-            Some(gain) if gain < WORTH => ", hardly worth it",
-            _ => "",
-        };
-        parts.push(format!("{}: {}{of}{verdict}", format_size(row.bytes), percent(row.hits())));
+/// Returns the end of a recommendation: whether a larger size than `taken` would pay.
+pub(super) fn beyond(taken: u64, sizes: impl Iterator<Item = u64>, footprint: u64) -> String {
+    if taken >= footprint {
+        "all that was touched fits".to_owned()
+    } else if sizes.max() <= Some(taken) {
+        "no larger size was compared".to_owned()
+    } else {
+        format!("beyond that, each doubling adds less than {:.0} %", WORTH * 100.0)
     }
-    parts.join("; ")
 }
 
 /// Input shared by the texts about a trace and about a volume.
@@ -55,6 +51,8 @@ struct Curve<'a> {
     accesses: u64,
     one_of: u64,
     sampled_blocks: u64,
+    /// Bytes that were touched, about.
+    footprint: u64,
     /// The text for the case that nothing was read or written.
     nothing: &'a str,
 }
@@ -75,6 +73,7 @@ pub(super) fn of_trace(advice: &Advice) -> String {
         accesses: advice.accesses,
         one_of: advice.one_of,
         sampled_blocks: advice.sampled_blocks as u64,
+        footprint: advice.footprint,
         nothing: "The trace reads and writes nothing.",
     };
     format!("{head}\n\n{}", text(&curve))
@@ -96,10 +95,11 @@ pub(super) fn of_volume(report: &CurveReport) -> String {
         accesses: report.accesses,
         one_of: report.one_of,
         sampled_blocks: report.sampled_blocks,
+        footprint: report.footprint,
         nothing: "Nothing was read or written yet.",
     };
     let mut text = format!("{head}\n\n{}", text(&curve));
-    if report.present.bytes > 0 {
+    if report.present.bytes > 0 && report.accesses > 0 {
         text += &format!(
             "A cache of the present size, {}, for this volume alone: {} of {}{}.\n",
             format_size(report.present.bytes),
@@ -127,14 +127,17 @@ pub(super) fn of(reads: u64) -> &'static str {
 }
 
 fn text(curve: &Curve<'_>) -> String {
+    if curve.accesses == 0 {
+        return format!("{}\n", curve.nothing);
+    }
     let of = of(curve.reads);
-    let mut text = String::new();
     let mut table = Table::new(&[
         Column::right("SIZE"),
         Column::right("READS HIT"),
         Column::right("±"),
         Column::right("ALL HIT"),
         Column::right("±"),
+        Column::right("PER DOUBLING"),
     ]);
     let cells = |hits: Option<Hits>| match hits {
         Some(hits) => {
@@ -142,21 +145,22 @@ fn text(curve: &Curve<'_>) -> String {
         }
         None => ["-".to_owned(), "-".to_owned()],
     };
+    let mut before = None;
     for row in curve.rows {
         let size = [format_size(row.bytes)].into_iter();
-        table.row(size.chain(cells(row.reads)).chain(cells(Some(row.all))));
+        let gain = before.replace(row).map(|before| format!("{:+.1} %", gain(before, row) * 100.0));
+        let gain = gain.unwrap_or_else(|| "-".to_owned());
+        table.row(size.chain(cells(row.reads)).chain(cells(Some(row.all))).chain([gain]));
     }
-    text += &table.render();
-    text += &format!("\n{}.\n", sentence(curve.rows, of));
+    let mut text = table.render() + "\n";
     let taken = take(curve.rows).and_then(|bytes| curve.rows.iter().find(|row| row.bytes == bytes));
     text += &match taken {
         Some(row) => format!(
-            "Take {}: it hits {} of {of}; beyond that, each doubling adds less than {:.0} %.\n",
+            "Take {}: it hits {} of {of}; {}.\n",
             format_size(row.bytes),
             percent(row.hits()),
-            WORTH * 100.0
+            beyond(row.bytes, curve.rows.iter().map(|row| row.bytes), curve.footprint)
         ),
-        None if curve.accesses == 0 => format!("{}\n", curve.nothing),
         None => "A cache helps little here: hardly any block is used twice.\n".to_owned(),
     };
     text += &match curve.one_of {
@@ -207,12 +211,22 @@ mod tests {
     #[test]
     fn a_useless_cache_is_called_useless() {
         let text = of_trace(&advice(&[(32, 0.4), (64, 0.71), (128, 0.73)]));
-        assert!(text.contains("32G: 40 % of reads; 64G: 71 %; 128G: 73 %, hardly worth it."));
-        assert!(text.contains("Take 64G: it hits 71 % of reads"), "{text}");
+        let take =
+            "Take 64G: it hits 71 % of reads; beyond that, each doubling adds less than 3 %.";
+        assert!(text.contains(take), "{text}");
         assert!(text.contains("From a sample of 1,234 blocks, one of 100"), "{text}");
         assert!(text.lines().any(|line| {
-            line.split_whitespace().eq(["64G", "71.0", "%", "1.0", "71.0", "%", "1.0"])
+            line.split_whitespace()
+                .eq(["64G", "71.0", "%", "1.0", "71.0", "%", "1.0", "+31.0", "%"])
         }));
+    }
+
+    #[test]
+    fn the_largest_size_is_no_promise_about_larger_ones() {
+        let text = of_trace(&advice(&[(32, 0.4), (64, 0.71)]));
+        assert!(text.contains("71 % of reads; no larger size was compared.\n"), "{text}");
+        let text = of_trace(&advice(&[(32, 0.4), (1024, 0.71)]));
+        assert!(text.contains("71 % of reads; all that was touched fits.\n"), "{text}");
     }
 
     #[test]
@@ -258,7 +272,7 @@ mod tests {
         report.present.bytes = 0;
         assert!(!of_volume(&report).contains("A cache of the present size"));
         (report.accesses, report.reads, report.rows) = (0, 0, Vec::new());
-        assert!(of_volume(&report).contains("Nothing was read or written yet."));
+        assert!(of_volume(&report).ends_with("touched\n\nNothing was read or written yet.\n"));
     }
 
     #[test]
