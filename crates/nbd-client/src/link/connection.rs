@@ -43,10 +43,12 @@ impl Link {
     /// Returns a connection. `None`: no connection can be made now, and the operations that waited
     /// have failed.
     async fn connect(&self) -> Option<NegotiatedConnection> {
-        if let Some(spare) = self.remote.take_spare() {
-            return Some(spare);
-        }
         loop {
+            // The last queue of another lane may have left its connection since the last attempt,
+            // and a server without multi-conn may refuse a second one.
+            if let Some(spare) = self.remote.take_spare() {
+                return Some(spare);
+            }
             let attempts = self.attempts.get();
             self.attempts.set(attempts.saturating_add(1));
             if attempts > 0 {
