@@ -53,7 +53,7 @@ def a_loop_has_its_cliff_where_it_fits(box):
     present = usual["present"]
     check(40 * MIB < present["bytes"] < 64 * MIB and abs(present["reads"]["share"] - 0.75) < 0.03, f"now: {present}")
     text = daemon.cli("advise", "--live", "v", "--plot", box.path("v.svg")).stdout
-    for word in ("Take 32M: it hits 75 % of reads", "32M: 75 %", "since it was started", "the present size"):
+    for word in ("Take 32M: it hits 75 % of reads", "+75.0 %", "since it was started", "the present size"):
         check(word in text, f"'{word}' is not in:\n{text}")
     check("</svg>" in pathlib.Path(box.path("v.svg")).read_text(), "no plot")
 

@@ -249,7 +249,7 @@ def every_front_end_exports_a_read_only_volume_as_such(box):
     check(driver.offered & RO, f"features {driver.offered:#x}")
     check_equal(driver.read(0, 4096), bytes(4096), "what a guest reads")
     check(daemon.show("v")["origin"]["read_only"], "show")
-    check("read-only" in daemon.cli("list").stdout, "list")
+    check(", ro" in daemon.cli("list").stdout, "list")
     check(daemon.show("v")["blocks"]["cached"] > 0, "nothing is cached")
 
 
