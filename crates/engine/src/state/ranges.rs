@@ -5,11 +5,10 @@
 //! starves. Writes that end in the log need no range: the index orders them.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::ops::Range;
-use std::task::{Context, Poll, Waker};
 
 use forebay_core::sync::Mutex;
+use forebay_lane::Notify;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
@@ -21,16 +20,6 @@ struct HeldRange {
     number: u64,
     range: Range<u64>,
     access: Access,
-    /// The task that waits for an earlier range.
-    waiting: Option<Waker>,
-}
-
-impl HeldRange {
-    /// Returns whether the later of the two has to wait for the earlier.
-    fn conflicts(&self, other: &HeldRange) -> bool {
-        let overlap = self.range.start < other.range.end && other.range.start < self.range.end;
-        overlap && (self.access == Access::Exclusive || other.access == Access::Exclusive)
-    }
 }
 
 #[derive(Default)]
@@ -39,22 +28,11 @@ struct RangeQueue {
     next: u64,
 }
 
-impl RangeQueue {
-    fn place(&self, number: u64) -> Option<usize> {
-        self.held.binary_search_by_key(&number, |held| held.number).ok()
-    }
-
-    /// Returns whether no earlier arrival conflicts.
-    fn granted(&self, place: usize) -> bool {
-        let own = &self.held[place];
-        !self.held.range(..place).any(|earlier| earlier.conflicts(own))
-    }
-}
-
 /// The locked and awaited ranges of one volume, in bytes of the origin.
 #[derive(Default)]
 pub(crate) struct Ranges {
     queue: Mutex<RangeQueue>,
+    released: Notify,
 }
 
 impl Ranges {
@@ -67,10 +45,7 @@ impl Ranges {
     /// Locks `range` shared, unless an earlier task has locked it exclusively or waits to do so.
     pub(crate) fn try_shared(&self, range: Range<u64>) -> Option<RangeGuard<'_>> {
         let guard = self.enqueue(range, Access::Shared);
-        let queue = self.queue.lock();
-        let granted = queue.place(guard.number).is_some_and(|place| queue.granted(place));
-        drop(queue);
-        granted.then_some(guard)
+        self.granted(guard.number).then_some(guard)
     }
 
     /// Locks `range` exclusively: waits for all earlier holders, and makes later ones wait until
@@ -83,25 +58,33 @@ impl Ranges {
         let mut queue = self.queue.lock();
         let number = queue.next;
         queue.next += 1;
-        queue.held.push_back(HeldRange { number, range, access, waiting: None });
+        queue.held.push_back(HeldRange { number, range, access });
         RangeGuard { ranges: self, number }
     }
 
     async fn acquire(&self, range: Range<u64>, access: Access) -> RangeGuard<'_> {
         let guard = self.enqueue(range, access);
-        poll_fn(|context| self.poll_granted(guard.number, context)).await;
-        guard
+        loop {
+            let released = self.released.listen();
+            if self.granted(guard.number) {
+                return guard;
+            }
+            released.await;
+        }
     }
 
-    fn poll_granted(&self, number: u64, context: &mut Context<'_>) -> Poll<()> {
-        let mut queue = self.queue.lock();
-        match queue.place(number) {
-            Some(place) if !queue.granted(place) => {
-                queue.held[place].waiting = Some(context.waker().clone());
-                Poll::Pending
-            }
-            _ => Poll::Ready(()),
-        }
+    /// Returns whether no earlier arrival conflicts.
+    fn granted(&self, number: u64) -> bool {
+        let queue = self.queue.lock();
+        let Ok(place) = queue.held.binary_search_by_key(&number, |held| held.number) else {
+            return false;
+        };
+        let own = &queue.held[place];
+        queue.held.range(..place).all(|earlier| {
+            let apart =
+                earlier.range.end <= own.range.start || own.range.end <= earlier.range.start;
+            apart || (earlier.access == Access::Shared && own.access == Access::Shared)
+        })
     }
 }
 
@@ -115,23 +98,21 @@ pub(crate) struct RangeGuard<'a> {
 impl Drop for RangeGuard<'_> {
     fn drop(&mut self) {
         let mut queue = self.ranges.queue.lock();
-        let Some(place) = queue.place(self.number) else { return };
-        let Some(released) = queue.held.remove(place) else { return };
-        // Only the tasks that waited for this range are woken: with many writes to one block, the
-        // others would all look, and wait again.
-        let later = queue.held.range_mut(place..).filter(|later| later.conflicts(&released));
-        let woken: Vec<Waker> = later.filter_map(|later| later.waiting.take()).collect();
+        if let Ok(place) = queue.held.binary_search_by_key(&self.number, |held| held.number) {
+            queue.held.remove(place);
+        }
+        let waiting = !queue.held.is_empty();
         drop(queue);
-        woken.into_iter().for_each(Waker::wake);
+        if waiting {
+            self.ranges.released.notify_all();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::future::Future;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU32, Ordering};
-    use std::task::Wake;
+    use std::task::{Context, Poll, Waker};
 
     use super::*;
 
@@ -191,34 +172,6 @@ mod tests {
         drop(reader);
         assert!(ranges.try_shared(4..12).is_some());
         assert!(poll(std::pin::pin!(ranges.exclusive(0..16))).is_some());
-    }
-
-    struct Wakes(AtomicU32);
-
-    impl Wake for Wakes {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    #[test]
-    fn a_release_wakes_the_tasks_that_waited_for_it() {
-        let ranges = Ranges::default();
-        let [left, right] =
-            [0..8, 8..16].map(|range| poll(std::pin::pin!(ranges.exclusive(range))));
-        let wakes = [Arc::new(Wakes(AtomicU32::new(0))), Arc::new(Wakes(AtomicU32::new(0)))];
-        let wakers = wakes.clone().map(Waker::from);
-        let mut on_left = std::pin::pin!(ranges.exclusive(0..8));
-        let mut on_right = std::pin::pin!(ranges.exclusive(8..16));
-        assert!(on_left.as_mut().poll(&mut Context::from_waker(&wakers[0])).is_pending());
-        assert!(on_right.as_mut().poll(&mut Context::from_waker(&wakers[1])).is_pending());
-        let woken = || wakes.each_ref().map(|wakes| wakes.0.load(Ordering::Relaxed));
-        drop(left);
-        assert_eq!(woken(), [1, 0]);
-        assert!(poll(on_left.as_mut()).is_some());
-        drop(right);
-        assert_eq!(woken(), [1, 1]);
-        assert!(poll(on_right.as_mut()).is_some());
     }
 
     #[test]
